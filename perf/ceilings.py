@@ -1,0 +1,44 @@
+"""What the machine can do at most, measured in the same run: memory bandwidth and the FMA rate."""
+
+from __future__ import annotations
+
+import importlib
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+
+from .timing import clock
+
+
+def copy_bandwidth(threads: int = 1, nbytes: int = 2**27, repeats: int = 7) -> float:
+    """Bytes read plus bytes written a second by NumPy copies of `nbytes`, best of `repeats`.
+
+    NumPy copies without the interpreter's lock, so `threads` copies of a share each run together.
+    """
+    share = nbytes // threads // 8
+    pairs = [(np.ones(share), np.zeros(share)) for _ in range(threads)]
+    best = float("inf")
+    with ThreadPoolExecutor(threads) as pool:
+        for _ in range(repeats):
+            start = clock()
+            list(pool.map(lambda pair: np.copyto(pair[1], pair[0]), pairs))
+            best = min(best, clock() - start)
+    return 2 * 8 * share * threads / best
+
+
+def fma_rate(dtype: str, threads: int = 1) -> float | str:
+    """Multiply-adds a second x 2 of a compiled loop of independent FMAs, or why it is not measured."""
+    try:
+        module = importlib.import_module("gemm.backends.ceiling")
+        return float(module.fma_rate(dtype, threads=threads))
+    except ImportError:
+        return "not measured: gemm.backends.ceiling is not there"
+    except Exception as error:  # a ceiling is a luxury: whatever fails, the table says what
+        return f"not measured: {type(error).__name__}: {error}"
+
+
+def measure(dtypes: list[str], threads: int, tiny: bool = False) -> dict[str, Any]:
+    """Both ceilings for this thread count: {'bandwidth': B/s, 'fma': {dtype: flop/s or reason}}."""
+    bandwidth = copy_bandwidth(threads, 2**23 if tiny else 2**27, 3 if tiny else 7)
+    return {"bandwidth": bandwidth, "fma": {name: fma_rate(name, threads) for name in dtypes}}

@@ -1,0 +1,89 @@
+"""Warm-up, batching of short calls, and one timed sample. Every figure of the suite comes from here."""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import cycle, islice
+
+from . import rules
+
+clock = time.perf_counter
+
+
+@dataclass
+class Timed:
+    """What can be timed: one call an operand set, and how its device is synchronised (or None)."""
+
+    calls: Sequence[Callable[[], object]]
+    device: str = "cpu"
+    synchronize: Callable[[], object] | None = None
+    warm: int = 0
+    first_call: float = float("nan")
+
+    def _elapsed(self, number: int) -> float:
+        sync = self.synchronize
+        if sync is not None:
+            sync()
+        start = clock()
+        for call in islice(cycle(self.calls), number):
+            call()
+        if sync is not None:
+            sync()
+        return clock() - start
+
+    def warm_up(self, patience: float = float("inf")) -> None:
+        """Call once, then once more for each operand set.
+
+        The first time holds compilation: it is kept by itself in `first_call`. If it exceeds
+        `patience` seconds the rest is left out and the call stays cold.
+        """
+        rules.synchronised(self.device, self.synchronize is not None)
+        self.first_call = self._elapsed(1)
+        if self.first_call <= patience:
+            self._elapsed(len(self.calls))
+            self.warm += 1 + len(self.calls)
+
+    def number_for(self, seconds: float) -> int:
+        """How many calls make a sample of about `seconds`."""
+        rules.warmed_up(self.warm)
+        number = 1
+        while (elapsed := self._elapsed(number)) < seconds / 4 and number < 10**7:
+            number *= 4
+        return max(1, round(number * seconds / max(elapsed, 1e-9)))
+
+    def sample(self, number: int, slowdown: float = 1.0) -> float:
+        """Seconds a call over `number` calls in a row.
+
+        `slowdown` above 1 prolongs the sample by that factor, busy: the self-test's injected fault.
+        """
+        rules.warmed_up(self.warm)
+        rules.synchronised(self.device, self.synchronize is not None)
+        enabled = gc.isenabled()
+        gc.disable()
+        try:
+            start = clock()
+            elapsed = self._elapsed(number)
+            if slowdown > 1:
+                while clock() < start + elapsed * slowdown:
+                    pass
+                elapsed = clock() - start
+        finally:
+            if enabled:
+                gc.enable()
+        return elapsed / number
+
+
+def calibration_loop() -> float:
+    """Seconds of a fixed piece of interpreter and NumPy-free work, best of 5: the machine's pulse."""
+
+    def work() -> float:
+        start = clock()
+        total = 0
+        for i in range(40_000):
+            total += i * i
+        return clock() - start
+
+    return min(work() for _ in range(5))
