@@ -1,0 +1,99 @@
+"""matmul and its vector relatives, with the semantics of NumPy's generalised ufuncs.
+
+A call without keywords tries the engine's door first, which knows plain aligned arrays only;
+everything else takes the long way through `gemm.gufunc`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from gemm import engine, gufunc, originals
+
+_MATMUL = gufunc.Signature("matmul", (("n", "k"), ("k", "m")), ("n", "m"), frozenset("nm"))
+_MATVEC = gufunc.Signature("matvec", (("m", "n"), ("n",)), ("m",))
+_VECMAT = gufunc.Signature("vecmat", (("n",), ("n", "m")), ("m",))
+_VECDOT = gufunc.Signature("vecdot", (("n",), ("n",)), ())
+
+
+def matmul(x1: Any, x2: Any, /, out: Any = None, **keywords: Any) -> Any:
+    """Matrix product of `x1` (..., M, K) and `x2` (..., K, N): `numpy.matmul`.
+
+    A 1-D operand is a row (x1) or a column (x2), and its axis is absent from the result; batch
+    axes broadcast. `out` is an array of shape (..., M, N) or a 1-tuple of one.
+
+    Keywords of NumPy: casting='same_kind', order='K', dtype=None, subok=True, signature, axes.
+    Keywords of this package: accumulate (dtype of the accumulator), threads, kernel (name of a
+    micro-kernel), epilogue.
+
+    dtype and result are NumPy's, except that ml_dtypes' bfloat16 and float8 stay what they are.
+    Raises ValueError for shapes that do not match or a read-only `out`, TypeError for casts that
+    `casting` forbids, NotImplementedError for a keyword that is not supported yet.
+    """
+    if not keywords:
+        result = engine.door(x1, x2, out)
+        if result is not None:
+            return result
+    return gufunc.call(_MATMUL, originals.matmul, _product, x1, x2, out, keywords)
+
+
+def matvec(x1: Any, x2: Any, /, out: Any = None, **keywords: Any) -> Any:
+    """Matrix-vector product of `x1` (..., M, K) and `x2` (..., K): `numpy.matvec`.
+
+    Keywords and errors as for `matmul`.
+    """
+    return gufunc.call(_MATVEC, originals.matvec, _product, x1, x2, out, keywords)
+
+
+def vecmat(x1: Any, x2: Any, /, out: Any = None, **keywords: Any) -> Any:
+    """Vector-matrix product of the conjugate of `x1` (..., K) and `x2` (..., K, N):
+    `numpy.vecmat`. Keywords and errors as for `matmul`.
+    """
+    return gufunc.call(_VECMAT, originals.vecmat, _conjugate_product, x1, x2, out, keywords)
+
+
+def vecdot(x1: Any, x2: Any, /, out: Any = None, **keywords: Any) -> Any:
+    """Sum over the last axis of the conjugate of `x1` times `x2`: `numpy.vecdot`.
+
+    `x1` and `x2` (..., K), batch axes broadcast. Keywords and errors as for `matmul`, and NumPy's
+    axis=-1 and keepdims=False.
+    """
+    return gufunc.call(_VECDOT, originals.vecdot, _conjugate_inner, x1, x2, out, keywords)
+
+
+def _product(problem: gufunc.Problem, out: np.ndarray) -> None:
+    a, b = problem.x1, problem.x2
+    first, second, _ = problem.labels
+    if len(first) == len(second) == 1 and _is_inner(problem):
+        engine.inner(a, b, out)
+        return
+    if len(first) == 1:
+        a, out = a[..., None, :], out[..., None, :] if len(second) == 2 else out[..., None]
+    if len(second) == 1:
+        b, out = b[..., :, None], out[..., None]
+    engine.product(a, b, out, **problem.options)
+
+
+def _conjugate_product(problem: gufunc.Problem, out: np.ndarray) -> None:
+    vector = _conjugate(problem.x1)[..., None, :]
+    engine.product(vector, problem.x2, out[..., None, :], **problem.options)
+
+
+def _conjugate_inner(problem: gufunc.Problem, out: np.ndarray) -> None:
+    x, y = problem.x1, problem.x2
+    if _is_inner(problem):
+        engine.inner(x, y, out, conjugate=x.dtype.kind == "c")
+        return
+    x = _conjugate(x)
+    engine.product(x[..., None, :], y[..., :, None], out[..., None, None], **problem.options)
+
+
+def _is_inner(problem: gufunc.Problem) -> bool:
+    """True when engine.inner will do: no options, one dtype throughout."""
+    return not problem.options and problem.x1.dtype == problem.x2.dtype == problem.dtype
+
+
+def _conjugate(x: np.ndarray) -> np.ndarray:
+    return x.conj() if x.dtype.kind == "c" else x

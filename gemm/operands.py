@@ -1,0 +1,132 @@
+"""What an operand is: which objects and dtypes the engine takes, and what shares memory with what.
+
+Everything else is NumPy's: an operand that is more than an array (a subclass, or an object with
+`__array_ufunc__`, `__array_function__` or `__array_wrap__`) and a dtype without an engine kernel
+(longdouble, object, datetime, strings, records) make the public functions call NumPy's original.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+ndarray = np.ndarray
+_NATIVE = frozenset(np.dtype(char) for char in "?bhilqBHILQefdFD")
+_HALF = np.dtype(np.float16)
+_PROTOCOLS = ("__array_ufunc__", "__array_function__", "__array_wrap__")
+
+# Narrow operands that the engine multiplies straight into a wider output. Every other wider
+# `dtype=` is computed as NumPy does it: on converted operands.
+_WIDENING = frozenset(
+    (np.dtype(x1), np.dtype(x2), np.dtype(out))
+    for x1, x2, out in (
+        ("i1", "i1", "i4"),
+        ("u1", "u1", "i4"),
+        ("i1", "u1", "i4"),
+        ("u1", "i1", "i4"),
+        ("i2", "i2", "i4"),
+        ("f2", "f2", "f4"),
+    )
+)
+
+# The bound on the exact overlap test: past this many steps the answer is "it may overlap".
+_OVERLAP_WORK = 10_000
+
+
+def is_plain(x: Any) -> bool:
+    """True when `x` is an array, a scalar or something NumPy would turn into a plain array."""
+    kind = type(x)
+    if kind is ndarray or kind is np.memmap or issubclass(kind, np.generic):
+        return True
+    return not any(hasattr(kind, name) for name in _PROTOCOLS)
+
+
+def all_plain(operands: Iterable[Any]) -> bool:
+    return all(map(is_plain, operands))
+
+
+def as_array(x: Any) -> np.ndarray:
+    """`x` as a base-class ndarray, without a copy where it is one already."""
+    return x if type(x) is ndarray else np.asarray(x)
+
+
+@lru_cache(maxsize=256)
+def is_extended(dtype: np.dtype) -> bool:
+    """True for the small floats of the ml_dtypes package that the engine has kernels for."""
+    if dtype.type.__module__ != "ml_dtypes":
+        return False
+    return dtype.name == "bfloat16" or (
+        dtype.name.startswith("float8_") and dtype.name != "float8_e8m0fnu"
+    )
+
+
+@lru_cache(maxsize=256)
+def is_engine_dtype(dtype: np.dtype) -> bool:
+    """True when the engine multiplies native arrays of this dtype."""
+    return dtype in _NATIVE or is_extended(dtype)
+
+
+def accumulates_wider(dtype: np.dtype) -> bool:
+    """True for the floats that the engine sums in float32: float16, bfloat16 and float8."""
+    return dtype == _HALF or is_extended(dtype)
+
+
+def widens(x1: np.dtype, x2: np.dtype, out: np.dtype) -> bool:
+    """True when the engine takes (x1, x2) as they are and writes `out`, with no overflow before."""
+    if (x1, x2, out) in _WIDENING:
+        return True
+    return x1 == x2 and is_extended(x1) and out == np.float32
+
+
+def convert(x: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    """`x` in `dtype`, a native one; `x` itself where it is so already."""
+    return x if x.dtype == dtype else x.astype(dtype)
+
+
+@lru_cache(maxsize=1024)
+def common_dtype(*dtypes: np.dtype) -> np.dtype:
+    """The dtype of a product of arrays of these dtypes, in native byte order.
+
+    Raises TypeError where NumPy has no common dtype, as for bfloat16 with float16.
+    """
+    return np.result_type(*dtypes).newbyteorder("=")
+
+
+def overlaps(out: np.ndarray, *operands: np.ndarray) -> bool:
+    """True unless it is certain that writing `out` leaves every operand unchanged."""
+    for x in operands:
+        if not np.may_share_memory(out, x):
+            continue
+        try:
+            if np.shares_memory(out, x, max_work=_OVERLAP_WORK):
+                return True
+        except np.exceptions.TooHardError:
+            return True
+    return False
+
+
+def writes_twice(out: np.ndarray) -> bool:
+    """True when two elements of `out` are one place in memory because of a zero stride."""
+    return 0 in out.strides and any(
+        stride == 0 and size > 1 for stride, size in zip(out.strides, out.shape, strict=True)
+    )
+
+
+def can_write(out: np.ndarray, dtype: np.dtype, *operands: np.ndarray) -> bool:
+    """True when the engine may write its results of `dtype` straight into `out`."""
+    return out.dtype == dtype and not writes_twice(out) and not overlaps(out, *operands)
+
+
+def is_fortran(*operands: np.ndarray) -> bool:
+    """What order='A' asks: all operands are Fortran-contiguous and not all are C-contiguous."""
+    return all(x.flags.f_contiguous for x in operands) and not all(
+        x.flags.c_contiguous for x in operands
+    )
+
+
+def shapes_text(*operands: np.ndarray) -> str:
+    """Shapes for an error message: '(2, 3) and (4, 5)'."""
+    return " and ".join(str(x.shape) for x in operands)
