@@ -44,7 +44,7 @@ def einsum(*arguments: Any, out: Any = None, optimize: Any = False, **keywords: 
     return _einsum(arguments, out, optimize, keywords)
 
 
-def einsum_path(*arguments: Any, optimize: Any = "greedy", einsum_call: bool = False) -> Any:
+def einsum_path(*arguments: Any, optimize: Any = "greedy", einsum_call: Any = False) -> Any:
     """`numpy.einsum_path`: (path, text). The path may be given to `einsum` as `optimize`.
 
     NumPy's own, except for calls with more labels than it takes, whose path is opt_einsum's.
@@ -152,7 +152,7 @@ def _in_numpys_alphabet(subscripts: Any) -> bool:
 
 
 def _check_casts(
-    arrays: Sequence[np.ndarray], dtype: np.dtype, out: np.ndarray | None, casting: str
+    arrays: Sequence[np.ndarray], dtype: np.dtype, out: np.ndarray | None, casting: Any
 ) -> None:
     for i, x in enumerate(arrays):
         if not np.can_cast(x.dtype, dtype, casting):

@@ -11,10 +11,9 @@ summed first. float16, bfloat16 and float8 keep float32 between steps and are ro
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
@@ -26,8 +25,7 @@ Ints = tuple[int, ...]
 Facts = tuple[Ints, Ints, np.dtype]  # shape, strides, dtype of an array
 
 
-@dataclass(frozen=True)
-class Value:
+class Value(NamedTuple):
     """What is known of an array before there is one."""
 
     labels: Labels
@@ -43,8 +41,7 @@ class Value:
 Change = Callable[[np.ndarray], np.ndarray]
 
 
-@dataclass(frozen=True)
-class Step:
+class Step(NamedTuple):
     """Contract values `first` and `second`, each changed before where there is something to do."""
 
     first: int

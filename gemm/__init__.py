@@ -1,0 +1,49 @@
+"""gemm: a portable, single-source matrix-multiplication engine in pure Python."""
+
+import os as _os
+
+if not _os.path.isdir(_os.path.join(__path__[0], "backends")):
+    # A checkout: backends, microkernels and perf lie beside this folder.
+    __path__.append(_os.path.dirname(__path__[0]))
+
+# These names are also names of submodules: bound here, at once, so that the function wins.
+from gemm.addmm import addmm, baddbmm  # noqa: E402
+from gemm.dot import dot, inner, vdot  # noqa: E402
+from gemm.einsum import einsum, einsum_path  # noqa: E402
+from gemm.matmul import matmul, matvec, vecdot, vecmat  # noqa: E402
+from gemm.originals import kron, outer  # noqa: E402
+from gemm.tensordot import tensordot, transpose  # noqa: E402
+
+__all__ = [
+    "addmm",
+    "array_api",
+    "baddbmm",
+    "dot",
+    "einsum",
+    "einsum_path",
+    "inner",
+    "kron",
+    "linalg",
+    "matmul",
+    "matvec",
+    "outer",
+    "tensordot",
+    "transpose",
+    "use_in_numpy",
+    "vdot",
+    "vecdot",
+    "vecmat",
+]
+
+_MODULES = ("array_api", "linalg")
+_LAZY = {"use_in_numpy": "in_numpy"}
+
+
+def __getattr__(name: str) -> object:
+    from importlib import import_module
+
+    if name in _MODULES:
+        return import_module(f"gemm.{name}")
+    if name in _LAZY:
+        return getattr(import_module(f"gemm.{_LAZY[name]}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
