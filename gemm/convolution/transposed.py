@@ -1,0 +1,44 @@
+"""Transposed convolution and the input gradient: the same gather, one phase of the stride at a
+time.
+
+Each output element is one chain over (taps that reach it, channels), channels innermost. No column
+matrix is made and nothing is scattered, so nothing is added twice and no order depends on threads.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from gemm.convolution import filters, forward
+from gemm.convolution.geometry import Geometry
+
+
+def convolve(
+    source: np.ndarray,
+    w: np.ndarray,
+    geometry: Geometry,
+    out: np.ndarray,
+    *,
+    groups: int,
+    algorithm: str,
+    dtypes: tuple[np.dtype, np.dtype],
+    addend: forward.Addend,
+    epilogue: object = None,
+    threads: int | None = None,
+) -> None:
+    """Write into ``out`` (N, groups, I, *geometry.input) what ``source`` (N, groups, O / groups,
+    *geometry.output) and filters (O, I, *kernel) give; the views and ``addend`` are those of
+    `forward.convolve`.
+    """
+    for phase in geometry.phases():
+        forward.convolve(
+            source,
+            filters.transposed_matrix(w, groups, phase).astype(dtypes[1], copy=False),
+            phase.axes,
+            out[(slice(None),) * 3 + phase.positions],
+            algorithm=algorithm,
+            dtype=dtypes[0],
+            addend=addend,
+            epilogue=epilogue,
+            threads=threads,
+        )
