@@ -95,19 +95,15 @@ def _einsum(arguments: Sequence[Any], out: Any, optimize: Any, keywords: dict[st
         compute = np.dtype(dtype).newbyteorder("=")
     casting = keywords.get("casting", "safe")
     _check_casts(arrays, compute, out, casting)
-    order = keywords.get("order", "K")
-    if order not in ("C", "F", "A", "K", None):
-        raise ValueError(f"order must be one of 'C', 'F', 'A', or 'K' (got {order!r})")
+    order = operands.check_order(keywords.get("order"))
     method = _method(optimize)
 
     facts = [(x.shape, x.strides, x.dtype) for x in arrays]
     plan = einsum_plan.plan(subscripts, method, compute, None, *facts)
     if out is None:
         result = plan(arrays)
-        if order in ("C", "F", "A"):
-            if order == "A":
-                order = "F" if operands.is_fortran(*arrays) else "C"
-            result = np.asarray(result, order=order)
+        if order != "K":
+            result = np.asarray(result, order=operands.memory_order(order, *arrays))
         return result if plan.shape or len(arrays) == 1 else result[()]
 
     target = operands.as_array(out)

@@ -242,8 +242,6 @@ def _order(values: Sequence[Value], output: Labels, optimize: Any) -> list[tuple
     for positions in path:
         if len(positions) > 1:
             contract([live[p] for p in positions])
-    if len(live) > 1:
-        contract(list(live))
     return pairs
 
 
@@ -273,10 +271,12 @@ def _path(
 def _check_path(path: Sequence[tuple[int, ...]], count: int) -> None:
     for positions in path:
         if len(set(positions)) != len(positions) or not all(0 <= p < count for p in positions):
-            raise ValueError(
+            raise RuntimeError(
                 f"einsum: path {list(path)} has the step {positions} with {count} operands left"
             )
         count -= len(positions) - 1
+    if count != 1:
+        raise RuntimeError(f"einsum: path {list(path)} leaves {count} operands uncontracted")
 
 
 def _ready(

@@ -71,11 +71,15 @@ def call(
     options = {name: keywords.pop(name) for name in _ENGINE_KEYWORDS & keywords.keys()}
     options = {name: value for name, value in options.items() if value is not None}
     _refuse_later_keywords(signature, keywords)
+    given_order = operands.check_order(keywords.get("order"))
     _check_keywords(signature, keywords)
     out = _single_output(out)
+    scalars = out is not Ellipsis  # out=... asks for an array also where the result is 0-d
+    if not scalars:
+        out = None
 
     if not operands.all_plain((x1, x2) if out is None else (x1, x2, out)):
-        return _numpy(signature, original, x1, x2, out, keywords, options)
+        return _numpy(signature, original, x1, x2, out if scalars else ..., keywords, options)
     a, b = operands.as_array(x1), operands.as_array(x2)
     if out is not None and not isinstance(out, np.ndarray):
         raise TypeError("return arrays must be of ArrayType")
@@ -88,7 +92,7 @@ def call(
         keywords.get("casting", "same_kind"),
     )
     if not operands.is_engine_dtype(dtype):
-        return _numpy(signature, original, x1, x2, out, keywords, options)
+        return _numpy(signature, original, x1, x2, out if scalars else ..., keywords, options)
 
     labels = _present_labels(signature, a, b)
     axes = _core_axes(signature, labels, (a, b, out), keywords)
@@ -105,6 +109,7 @@ def call(
 
     if not operands.widens(a.dtype, b.dtype, dtype):
         a, b = operands.convert(a, dtype), operands.convert(b, dtype)
+    order = operands.memory_order(given_order, a, b)
     problem = Problem(
         _broadcast_batch(a, batch, len(labels[0])),
         _broadcast_batch(b, batch, len(labels[1])),
@@ -121,14 +126,13 @@ def call(
             np.copyto(target, temporary, casting="unsafe")
         return out
 
-    order = _order(keywords.get("order", "K"), a, b)
     result = np.empty(batch + core_shape, dtype, order=order)
     compute(problem, result)
     if kept is not None:
         return np.expand_dims(result, kept[0])
     if labels[2] and axes[2] != tuple(range(-len(labels[2]), 0)):
         return np.moveaxis(result, range(-len(labels[2]), 0), axes[2])
-    return result if result.ndim else result[()]
+    return result[()] if scalars and not result.ndim else result
 
 
 def _refuse_later_keywords(signature: Signature, keywords: dict[str, Any]) -> None:
@@ -144,9 +148,6 @@ def _check_keywords(signature: Signature, keywords: dict[str, Any]) -> None:
     name = signature.name
     for key in keywords.keys() - _SHARED_KEYWORDS - {"keepdims"}:
         raise TypeError(f"{name}() got an unexpected keyword argument {key!r}")
-    order = keywords.get("order", "K")
-    if order not in (None, "C", "F", "A", "K"):
-        raise ValueError(f"order must be one of 'C', 'F', 'A', or 'K' (got {order!r})")
     if keywords.get("axis") is not None and keywords.get("axes") is not None:
         raise TypeError("cannot specify both 'axis' and 'axes'")
     if keywords.get("signature") is not None and keywords.get("dtype") is not None:
@@ -161,7 +162,7 @@ def _check_keywords(signature: Signature, keywords: dict[str, Any]) -> None:
             f"{name}: axis can only be used with a single shared core dimension, "
             f"not with those of signature {signature}"
         )
-    if keepdims:
+    if "keepdims" in keywords:
         raise TypeError(
             f"{name} does not support keepdims: its signature {signature} requires an output "
             f"with {len(signature.output)} core dimensions, not none"
@@ -219,7 +220,6 @@ def _type_signature(keywords: dict[str, Any]) -> tuple[np.dtype | None, ...] | N
     return (None, None, np.dtype(given[0] if isinstance(given, tuple) else given))
 
 
-@lru_cache(maxsize=1024)
 def loop_dtype(
     original: Any,
     x1: np.dtype,
@@ -233,6 +233,20 @@ def loop_dtype(
     NumPy has no loop for the ml_dtypes types and would widen bfloat16 to float32; here they are
     dtypes like the others: the common dtype of the operands, cast by the same rules.
     """
+    if x1 == x2 and out is None and signature is None and operands.is_engine_dtype(x1):
+        return x1
+    return _resolved(original, x1, x2, out, signature, casting)
+
+
+@lru_cache(maxsize=1024)
+def _resolved(
+    original: Any,
+    x1: np.dtype,
+    x2: np.dtype,
+    out: np.dtype | None,
+    signature: tuple[np.dtype | None, ...] | None,
+    casting: Any,
+) -> np.dtype:
     extended = [x for x in (x1, x2) if operands.is_extended(x)]
     wanted = None if signature is None else signature[2]
     if not extended and (wanted is None or not operands.is_extended(wanted)):
@@ -299,7 +313,7 @@ def _core_axes(
         raise TypeError(f"axes should be a list, not {type(axes).__name__}")
     core_counts = [len(core) for core in labels]
     if len(axes) == 2 and signature.reduces_to_scalar:
-        axes = [*axes, axes[0] if keepdims else ()]
+        axes = [*axes, (-1,) if keepdims else ()]
     if keepdims:
         core_counts[2] = 1
     if len(axes) != 3:
@@ -319,17 +333,16 @@ def _entry(
 ) -> tuple[int, ...]:
     """One entry of `axes`, checked: as many distinct axes as the operand has core axes."""
     if not isinstance(entry, tuple):
-        if core_count != 1:
+        if core_count > 1:
             raise TypeError(
                 f"{signature.name}: axes item {position} should be a tuple of {core_count} axes, "
                 f"not {entry!r}"
             )
         entry = (entry,)
     if len(entry) != core_count:
-        message = (
+        raise np.exceptions.AxisError(
             f"{signature.name}: axes item {position} should have {core_count} axes, not {entry!r}"
         )
-        raise (np.exceptions.AxisError if position == 2 else ValueError)(message)
     result = []
     for axis in entry:
         axis = operator.index(axis)
@@ -432,9 +445,3 @@ def _batch_shape(
 def _broadcast_batch(x: np.ndarray, batch: tuple[int, ...], core: int) -> np.ndarray:
     shape = batch + x.shape[x.ndim - core :]
     return x if x.shape == shape else np.broadcast_to(x, shape)
-
-
-def _order(order: str | None, *inputs: np.ndarray) -> Any:
-    if order == "A":
-        return "F" if operands.is_fortran(*inputs) else "C"
-    return "F" if order == "F" else "C"

@@ -86,12 +86,19 @@ def convert(x: np.ndarray, dtype: np.dtype) -> np.ndarray:
     return x if x.dtype == dtype else x.astype(dtype)
 
 
-@lru_cache(maxsize=1024)
 def common_dtype(*dtypes: np.dtype) -> np.dtype:
     """The dtype of a product of arrays of these dtypes, in native byte order.
 
     Raises TypeError where NumPy has no common dtype, as for bfloat16 with float16.
     """
+    first = dtypes[0]
+    if first.isnative and all(x is first for x in dtypes):
+        return first
+    return _promoted(*dtypes)
+
+
+@lru_cache(maxsize=1024)
+def _promoted(*dtypes: np.dtype) -> np.dtype:
     return np.result_type(*dtypes).newbyteorder("=")
 
 
@@ -120,11 +127,20 @@ def can_write(out: np.ndarray, dtype: np.dtype, *operands: np.ndarray) -> bool:
     return out.dtype == dtype and not writes_twice(out) and not overlaps(out, *operands)
 
 
-def is_fortran(*operands: np.ndarray) -> bool:
-    """What order='A' asks: all operands are Fortran-contiguous and not all are C-contiguous."""
-    return all(x.flags.f_contiguous for x in operands) and not all(
-        x.flags.c_contiguous for x in operands
-    )
+def check_order(order: Any) -> str:
+    """`order` as NumPy reads it: 'C', 'F', 'A' or 'K', None for 'K', in either case."""
+    result = "K" if order is None else order
+    if not isinstance(result, str) or result.upper() not in ("C", "F", "A", "K"):
+        raise ValueError(f"order must be one of 'C', 'F', 'A', or 'K' (got {order!r})")
+    return result.upper()
+
+
+def memory_order(order: str, *inputs: np.ndarray) -> Any:
+    """A checked `order` as 'C' or 'F'; 'K' gives 'C', as matmul does it."""
+    if order == "A":
+        fortran = all(x.flags.f_contiguous for x in inputs)
+        return "F" if fortran and not all(x.flags.c_contiguous for x in inputs) else "C"
+    return "F" if order == "F" else "C"
 
 
 def shapes_text(*operands: np.ndarray) -> str:
