@@ -1,0 +1,144 @@
+"""Machine code for a kernel: from the cache where it is, compiled where it is not.
+
+Nothing here imports Numba or llvmlite until a kernel is missing from the cache.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import importlib.util
+import os
+import sys
+import threading
+from pathlib import Path
+
+from .. import kernel_cache
+from ..machines.cpus import CPULevel
+from . import loader, machine
+
+ENTRY = "kernel"
+LOWERING = "gemm.backends.cpu.lowering"
+_lock = threading.RLock()
+compiled: list[str] = []  # labels of the kernels compiled by this process, in order
+
+
+def target_of(level: CPULevel):
+    """The compiler's description of a CPU level."""
+    from ..compiler import Target
+
+    return Target(
+        level.name,
+        machine.triple(level.architecture),
+        level.cpu,
+        level.features,
+        LOWERING,
+        level.fused,
+    )
+
+
+@functools.cache
+def sources_digest() -> str:
+    """Digest of every source file that decides what a kernel's bytes are."""
+    import gemm
+    import gemm.backends
+    import gemm.microkernels
+
+    files = []
+    for package, pattern in ((gemm.microkernels, "*.py"), (gemm.backends, "*.py")):
+        files += Path(package.__path__[0]).glob(pattern)
+    files += Path(gemm.backends.__path__[0]).glob("cpu/*.py")
+    files += Path(gemm.backends.__path__[0]).glob("machines/*.py")
+    kernels = Path(gemm.__file__).parent
+    files += [kernels / name for name in KERNEL_SOURCES if (kernels / name).exists()]
+    parts: list[object] = []
+    for file in sorted(files):
+        parts += [file.name, file.read_bytes()]
+    return kernel_cache.digest(*parts)
+
+
+KERNEL_SOURCES = ("blocked.py", "packing.py", "kernels.py", "small.py", "programs.py")
+
+
+@functools.cache
+def versions() -> str:
+    """Versions of the compiler's libraries, read from their folders' names, without importing."""
+    found = []
+    for name in ("numba", "llvmlite"):
+        spec = importlib.util.find_spec(name)
+        if spec is None or spec.origin is None:
+            found.append(f"{name} missing")
+            continue
+        site = Path(spec.origin).parent.parent
+        found += sorted(p.name for p in site.glob(f"{name}-*.dist-info"))
+    return " ".join(found)
+
+
+def key_of(level: CPULevel, text: str) -> str:
+    return kernel_cache.digest(sources_digest(), versions(), repr(level), text)
+
+
+def object_code(level: CPULevel, text: str, build) -> bytes:
+    """The object of kernel `text` for `level`; `build` returns (function, kinds) on a miss."""
+    key = key_of(level, text)
+    data = kernel_cache.get(key)
+    if data is None:
+        data = compile_kernel(level, build)
+        kernel_cache.put(key, data)
+    return data
+
+
+def compile_kernel(level: CPULevel, build) -> bytes:
+    try:
+        from numba.core.types import intp
+
+        from .. import compiler, values
+    except ImportError as error:
+        raise RuntimeError(
+            f"a kernel must be compiled and the compiler is not available: {error}; "
+            "install numba and llvmlite, or make kernels ahead with `python -m gemm warm`"
+        ) from error
+    function, kinds = build()
+    types = [values.Pointer(k) if k != "integer" else intp for k in kinds]
+    with _lock:
+        data = compiler.compile_object(function, types, target_of(level), ENTRY)
+    compiled.append(getattr(function, "label", function.__name__))
+    return data
+
+
+_entries: dict[tuple, ctypes._CFuncPtr] = {}
+
+
+def entry(level: CPULevel, spec):
+    """A callable (address of an int64 argument table) -> status, GIL released, for `spec`."""
+    found = _entries.get((level.name, spec))
+    if found is not None:
+        return found
+    with _lock:
+        if (level.name, spec) not in _entries:
+            data = object_code(level, repr(spec), spec.build)
+            try:
+                address = loader.load(data, ENTRY)
+            except loader.LoadError:
+                # A well-digested entry of another architecture or format: made anew.
+                data = compile_kernel(level, spec.build)
+                kernel_cache.put(key_of(level, repr(spec)), data)
+                address = loader.load(data, ENTRY)
+            function = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p)(address)
+            function.address = address
+            _entries[level.name, spec] = function
+    return _entries[level.name, spec]
+
+
+def loaded() -> list[tuple[str, str]]:
+    """(level, kernel text) of every kernel loaded by this process: proof of what ran."""
+    return [(name, repr(spec)) for name, spec in _entries]
+
+
+def verbose() -> bool:
+    return os.environ.get("GEMM_VERBOSE", "0") not in ("", "0")
+
+
+def note(text: str) -> None:
+    if verbose():
+        print(f"gemm: {text}", file=sys.stderr)

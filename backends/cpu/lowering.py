@@ -1,0 +1,504 @@
+"""The vocabulary as LLVM vector IR. Widths and features come from the target, nothing else.
+
+Every access states an alignment of one byte, since operands may lie anywhere; the machines
+served here load unaligned vectors at full speed. Edges are decided at run time, and a constant
+count folds the decision away.
+"""
+
+from __future__ import annotations
+
+from llvmlite import ir
+from numba.core import cgutils
+
+from gemm.microkernels import vocabulary as words
+from gemm.microkernels.dtypes import DType
+
+from .. import conversions, values
+from ..conversions import splat
+
+I1, I8, I32, I64 = ir.IntType(1), ir.IntType(8), ir.IntType(32), ir.IntType(64)
+
+
+def int64(value):
+    return ir.Constant(I64, value)
+
+
+# -- memory --------------------------------------------------------------------------------------
+
+
+def advance(builder, p, nbytes):
+    return builder.gep(p, [nbytes if not isinstance(nbytes, int) else int64(nbytes)])
+
+
+def raw_type(dtype: DType):
+    """LLVM's type of one element as it lies in memory."""
+    if dtype.name in values.LLVM_SCALARS:
+        return values.LLVM_SCALARS[dtype.name]
+    return ir.IntType(dtype.bits)
+
+
+def read(builder, p, dtype: DType, lanes: int = 0):
+    """`lanes` elements (0: one scalar) at p, widened to their compute type."""
+    kind = raw_type(dtype)
+    if lanes:
+        kind = ir.VectorType(kind, lanes)
+    raw = builder.load(builder.bitcast(p, kind.as_pointer()), align=1)
+    return widen(builder, raw, dtype)
+
+
+def widen(builder, raw, dtype: DType):
+    """A stored scalar or vector as its compute type."""
+    if dtype.name == dtype.compute:
+        return raw
+    target = values.LLVM_SCALARS[dtype.compute]
+    wide = conversions.like(target, raw.type)
+    if dtype.kind == "f":
+        if dtype.name in conversions.NARROW:
+            raw = conversions.widen(builder, raw, dtype.name)
+        return raw if raw.type == wide else builder.fpext(raw, wide)
+    if raw.type == wide:
+        return raw
+    return builder.sext(raw, wide) if dtype.kind == "i" else builder.zext(raw, wide)
+
+
+def narrow(builder, value, dtype: DType):
+    """A computed scalar or vector as it is stored."""
+    if dtype.kind == "f":
+        if dtype.name in conversions.NARROW:
+            return conversions.narrow(builder, value, dtype.name)
+        kind = conversions.like(values.LLVM_SCALARS[dtype.name], value.type)
+        return value if kind == value.type else builder.fptrunc(value, kind)
+    if dtype.kind == "b":
+        truth = builder.icmp_unsigned("!=", value, splat(value.type, 0))
+        return builder.zext(truth, conversions.like(I8, value.type))
+    kind = conversions.like(ir.IntType(dtype.bits), value.type)
+    return value if kind == value.type else builder.trunc(value, kind)
+
+
+def write(builder, p, value, dtype: DType):
+    raw = narrow(builder, value, dtype)
+    builder.store(raw, builder.bitcast(p, raw.type.as_pointer()), align=1)
+
+
+def lower_shift(context, builder, sig, args):
+    return advance(builder, args[0], args[1])
+
+
+def lower_recast(context, builder, sig, args):
+    return args[0]
+
+
+def lower_load(context, builder, sig, args):
+    return read(builder, args[0], sig.args[0].dtype)
+
+
+def lower_store(context, builder, sig, args):
+    from numba.core.types import unliteral
+
+    value = context.cast(builder, args[1], sig.args[1], unliteral(sig.args[1]))
+    write(builder, args[0], value, sig.args[0].dtype)
+
+
+def lower_copy(context, builder, sig, args):
+    kind = ir.IntType(sig.args[1].dtype.bits)
+    raw = builder.load(builder.bitcast(args[1], kind.as_pointer()), align=1)
+    builder.store(raw, builder.bitcast(args[0], kind.as_pointer()), align=1)
+
+
+def lower_prefetch(context, builder, sig, args):
+    kind = ir.FunctionType(ir.VoidType(), [args[0].type, I32, I32, I32])
+    function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
+    builder.call(function, [args[0], *(ir.Constant(I32, x) for x in (0, 3, 1))])
+
+
+# -- lanes ---------------------------------------------------------------------------------------
+
+
+def spread(builder, scalar, lanes: int):
+    """A scalar in every lane."""
+    kind = ir.VectorType(scalar.type, lanes)
+    one = builder.insert_element(ir.Constant(kind, ir.Undefined), scalar, ir.Constant(I32, 0))
+    zeros = ir.Constant(ir.VectorType(I32, lanes), [0] * lanes)
+    return builder.shuffle_vector(one, ir.Constant(kind, ir.Undefined), zeros)
+
+
+def has_masked_moves(context, dtype: DType) -> bool:
+    features = context.machine_target.features
+    return dtype.name == dtype.compute and ("+avx," in features + "," or "+avx2" in features)
+
+
+def lane_mask(builder, lanes: int, n):
+    index = ir.Constant(ir.VectorType(I32, lanes), list(range(lanes)))
+    limit = spread(builder, builder.trunc(n, I32), lanes)
+    return builder.icmp_signed("<", index, limit)
+
+
+def _masked(builder, name, result, arguments):
+    kind = ir.FunctionType(result, [a.type for a in arguments])
+    function = cgutils.get_or_insert_function(builder.module, kind, name)
+    return builder.call(function, arguments)
+
+
+def _mangle(vector):
+    letter = {ir.FloatType(): "f32", ir.DoubleType(): "f64"}.get(vector.element)
+    return f"v{vector.count}{letter or 'i' + str(vector.element.width)}"
+
+
+def read_edge(context, builder, p, dtype: DType, lanes: int, n):
+    """The first n lanes (1 <= n < lanes) from p; the rest repeat the last of them."""
+    last = read(builder, advance(builder, p, builder.mul(builder.sub(n, int64(1)), int64(dtype.size))), dtype)
+    filled = spread(builder, last, lanes)
+    if has_masked_moves(context, dtype):
+        vector = filled.type
+        name = f"llvm.masked.load.{_mangle(vector)}.p0"
+        typed = builder.bitcast(p, vector.as_pointer())
+        mask = lane_mask(builder, lanes, n)
+        return _masked(builder, name, vector, [typed, ir.Constant(I32, 1), mask, filled])
+    slot = cgutils.alloca_once(builder, filled.type)
+    builder.store(filled, slot, align=1)
+    step = filled.type.element
+    base = builder.bitcast(slot, step.as_pointer())
+    with cgutils.for_range(builder, n, intp=I64) as loop:
+        x = read(builder, advance(builder, p, builder.mul(loop.index, int64(dtype.size))), dtype)
+        builder.store(x, builder.gep(base, [loop.index]), align=1)
+    return builder.load(slot, align=1)
+
+
+def read_lanes(context, builder, p, dtype: DType, lanes: int, n):
+    """As the word load_lanes: full loads where n >= lanes, else the edge."""
+    if isinstance(n, ir.Constant) and n.constant >= lanes:
+        return read(builder, p, dtype, lanes)
+    full = builder.icmp_signed(">=", n, int64(lanes))
+    with builder.if_else(full, likely=True) as (then, otherwise):
+        with then:
+            whole = read(builder, p, dtype, lanes)
+            from_full = builder.block
+        with otherwise:
+            part = read_edge(context, builder, p, dtype, lanes, n)
+            from_edge = builder.block
+    out = builder.phi(whole.type)
+    out.add_incoming(whole, from_full)
+    out.add_incoming(part, from_edge)
+    return out
+
+
+def write_lanes(context, builder, p, vector, dtype: DType, n):
+    """As the word store_lanes, but n <= 0 writes nothing."""
+    lanes = vector.type.count
+    if isinstance(n, ir.Constant) and n.constant >= lanes:
+        write(builder, p, vector, dtype)
+        return
+    full = builder.icmp_signed(">=", n, int64(lanes))
+    with builder.if_else(full, likely=True) as (then, otherwise):
+        with then:
+            write(builder, p, vector, dtype)
+        with otherwise:
+            if has_masked_moves(context, dtype):
+                name = f"llvm.masked.store.{_mangle(vector.type)}.p0"
+                typed = builder.bitcast(p, vector.type.as_pointer())
+                mask = lane_mask(builder, lanes, n)
+                _masked(builder, name, ir.VoidType(), [vector, typed, ir.Constant(I32, 1), mask])
+            else:
+                raw = narrow(builder, vector, dtype)
+                _write_each(builder, p, int64(dtype.size), raw, n)
+
+
+def _write_each(builder, p, step, raw, n):
+    slot = cgutils.alloca_once(builder, raw.type)
+    builder.store(raw, slot, align=1)
+    base = builder.bitcast(slot, raw.type.element.as_pointer())
+    with cgutils.for_range(builder, n, intp=I64) as loop:
+        x = builder.load(builder.gep(base, [loop.index]), align=1)
+        to = advance(builder, p, builder.mul(loop.index, step))
+        builder.store(x, builder.bitcast(to, x.type.as_pointer()), align=1)
+
+
+def lower_load_lanes(context, builder, sig, args):
+    p, lanes, n = sig.args
+    n = context.cast(builder, args[2], n, _intp())
+    return read_lanes(context, builder, args[0], p.dtype, values.constant(lanes), n)
+
+
+def _intp():
+    from numba.core.types import intp
+
+    return intp
+
+
+def lower_store_lanes(context, builder, sig, args):
+    n = context.cast(builder, args[2], sig.args[2], _intp())
+    write_lanes(context, builder, args[0], args[1], sig.args[0].dtype, n)
+
+
+def lower_scatter_lanes(context, builder, sig, args):
+    p, step, vector, n = args
+    lanes = vector.type.count
+    n = context.cast(builder, n, sig.args[3], _intp())
+    step = context.cast(builder, step, sig.args[1], _intp())
+    count = builder.select(builder.icmp_signed("<", n, int64(lanes)), n, int64(lanes))
+    _write_each(builder, p, step, narrow(builder, vector, sig.args[0].dtype), count)
+
+
+def lower_gather_lanes(context, builder, sig, args):
+    dtype, lanes = sig.args[0].dtype, values.constant(sig.args[2])
+    n = context.cast(builder, args[3], sig.args[3], _intp())
+    step = context.cast(builder, args[1], sig.args[1], _intp())
+    last = builder.sub(n, int64(1))
+    out = ir.Constant(ir.VectorType(raw_type(dtype), lanes), ir.Undefined)
+    for lane in range(lanes):
+        index = builder.select(builder.icmp_signed("<", int64(lane), n), int64(lane), last)
+        at = advance(builder, args[0], builder.mul(index, step))
+        raw = builder.load(builder.bitcast(at, out.type.element.as_pointer()), align=1)
+        out = builder.insert_element(out, raw, ir.Constant(I32, lane))
+    return widen(builder, out, dtype)
+
+
+def lower_broadcast(context, builder, sig, args):
+    from numba.core.types import unliteral
+
+    kind = unliteral(sig.args[0])
+    value = context.cast(builder, args[0], sig.args[0], kind)
+    return spread(builder, value, sig.return_type.lanes)
+
+
+# -- tiles ---------------------------------------------------------------------------------------
+
+
+def _rows(tile: values.Tile):
+    """(row, vector, byte offset in the row) of each vector of a real tile, in storage order."""
+    shape = tile.shape
+    size = shape.lanes * shape.dtype.real.size
+    for i in range(shape.rows):
+        for v in range(shape.vectors):
+            yield i, v, v * size
+
+
+def lower_tile_zeros(context, builder, sig, args):
+    return ir.Constant(sig.return_type.llvm, None)
+
+
+def _interleaved(builder, p, tile, n, context):
+    """(re, im) vectors of `lanes` interleaved complex elements at p, n of them valid."""
+    shape = tile.shape
+    real = shape.dtype.real
+    parts = []
+    step = int64(shape.dtype.size)
+    for offset in (0, real.size):
+        vector = ir.Constant(tile.vector, ir.Undefined)
+        for lane in range(shape.lanes):
+            last = builder.sub(n, int64(1))
+            index = builder.select(builder.icmp_signed("<", int64(lane), n), int64(lane), last)
+            at = advance(builder, p, builder.add(builder.mul(index, step), int64(offset)))
+            vector = builder.insert_element(
+                vector, read(builder, at, real), ir.Constant(I32, lane)
+            )
+        parts.append(vector)
+    return parts
+
+
+def lower_tile_load(context, builder, sig, args):
+    tile, pointer = sig.return_type, sig.args[1]
+    shape = tile.shape
+    p = args[1]
+    step = context.cast(builder, args[2], sig.args[2], _intp())
+    m = context.cast(builder, args[3], sig.args[3], _intp())
+    n = context.cast(builder, args[4], sig.args[4], _intp())
+    out = ir.Constant(tile.llvm, ir.Undefined)
+    planes = shape.rows * shape.vectors
+    for index, (i, v, _) in enumerate(_rows(tile)):
+        inside = builder.icmp_signed("<", int64(i), m)
+        row = builder.select(inside, int64(i), builder.sub(m, int64(1)))
+        at = advance(builder, p, builder.mul(row, step))
+        column = v * shape.lanes
+        # A vector wholly beyond n repeats the last real element.
+        start = builder.select(
+            builder.icmp_signed("<", int64(column), n), int64(column), builder.sub(n, int64(1))
+        )
+        if isinstance(n, ir.Constant):
+            start = int64(min(column, n.constant - 1))
+        at = advance(builder, at, builder.mul(start, int64(pointer.dtype.size)))
+        left = builder.sub(n, start) if not isinstance(n, ir.Constant) else int64(
+            n.constant - start.constant
+        )
+        if shape.dtype.kind == "c":
+            re, im = _interleaved(builder, at, tile, left, context)
+            out = builder.insert_value(out, re, index)
+            out = builder.insert_value(out, im, planes + index)
+        else:
+            vector = read_lanes(context, builder, at, pointer.dtype, shape.lanes, left)
+            out = builder.insert_value(out, vector, index)
+    return out
+
+
+def _interleave(builder, re, im):
+    lanes = re.type.count
+    order = [half * lanes + lane for lane in range(lanes) for half in (0, 1)]
+    mask = ir.Constant(ir.VectorType(I32, 2 * lanes), order)
+    return builder.shuffle_vector(re, im, mask)
+
+
+def lower_tile_store(context, builder, sig, args):
+    pointer, tile = sig.args[0], sig.args[2]
+    shape, dtype = tile.shape, pointer.dtype
+    p, _, t, _, _ = args
+    step = context.cast(builder, args[1], sig.args[1], _intp())
+    m = context.cast(builder, args[3], sig.args[3], _intp())
+    n = context.cast(builder, args[4], sig.args[4], _intp())
+    planes = shape.rows * shape.vectors
+    done = builder.append_basic_block("stored")
+    index = 0
+    for i in range(shape.rows):
+        if i and not (isinstance(m, ir.Constant) and m.constant > i):
+            go_on = builder.append_basic_block("row")
+            builder.cbranch(builder.icmp_signed("<", int64(i), m), go_on, done)
+            builder.position_at_end(go_on)
+        row = advance(builder, p, builder.mul(int64(i), step))
+        for v in range(shape.vectors):
+            column = v * shape.lanes
+            at = advance(builder, row, column * dtype.size)
+            left = (
+                int64(n.constant - column)
+                if isinstance(n, ir.Constant)
+                else builder.sub(n, int64(column))
+            )
+            vector = builder.extract_value(t, index)
+            if shape.dtype.kind == "c":
+                im = builder.extract_value(t, planes + index)
+                vector = _interleave(builder, vector, im)
+                left = builder.mul(left, int64(2))
+            write_lanes(context, builder, at, vector, dtype.real, left)
+            index += 1
+    builder.branch(done)
+    builder.position_at_end(done)
+
+
+def lower_tile_spill(context, builder, sig, args):
+    tile = sig.args[0]
+    shape = tile.shape
+    t = args[0]
+    slot = cgutils.alloca_once(builder, tile.llvm)
+    base = builder.bitcast(slot, values.BYTE_POINTER)
+    size = shape.dtype.size * shape.lanes
+    planes = shape.rows * shape.vectors
+    for index in range(planes):
+        vector = builder.extract_value(t, index)
+        if shape.dtype.kind == "c":
+            vector = _interleave(builder, vector, builder.extract_value(t, planes + index))
+        at = builder.bitcast(advance(builder, base, index * size), vector.type.as_pointer())
+        builder.store(vector, at, align=1)
+    return base
+
+
+def lower_tile_transpose(context, builder, sig, args):
+    """Butterfly of two-input shuffles: log2(lanes) stages on a square block."""
+    shape = sig.args[0].shape
+    n = shape.lanes
+    if shape.rows != n or shape.vectors != 1 or n & (n - 1):
+        raise TypeError(f"tile_transpose takes a square block of a power of two, got {shape}")
+    rows = [builder.extract_value(args[0], i) for i in range(n)]
+    block = 1
+    while block < n:
+        low = [
+            (lane if not lane & block else n + lane - block) for lane in range(n)
+        ]
+        high = [
+            (lane + block if not lane & block else n + lane) for lane in range(n)
+        ]
+        mask_low = ir.Constant(ir.VectorType(I32, n), low)
+        mask_high = ir.Constant(ir.VectorType(I32, n), high)
+        for i in range(n):
+            if not i & block:
+                a, b = rows[i], rows[i + block]
+                rows[i] = builder.shuffle_vector(a, b, mask_low)
+                rows[i + block] = builder.shuffle_vector(a, b, mask_high)
+        block *= 2
+    out = ir.Constant(sig.return_type.llvm, ir.Undefined)
+    for i, row in enumerate(rows):
+        out = builder.insert_value(out, row, i)
+    return out
+
+
+def multiply_add(context, builder, a, b, c):
+    """a * b + c: fused where the target fuses, rounded twice elsewhere, exact for integers."""
+    element = c.type.element if isinstance(c.type, ir.VectorType) else c.type
+    if isinstance(element, ir.IntType):
+        return builder.add(builder.mul(a, b), c)
+    if not context.machine_target.fused:
+        return builder.fadd(builder.fmul(a, b), c)
+    name = "llvm.fma." + (_mangle(c.type) if isinstance(c.type, ir.VectorType) else "f32" if element == ir.FloatType() else "f64")
+    kind = ir.FunctionType(c.type, [c.type] * 3)
+    return builder.call(cgutils.get_or_insert_function(builder.module, kind, name), [a, b, c])
+
+
+def lower_outer_accumulate(context, builder, sig, args):
+    tile = sig.args[0]
+    shape = tile.shape
+    t, a, _, b = args
+    step = context.cast(builder, args[2], sig.args[2], _intp())
+    real = shape.dtype.real
+    size = real.size
+    planes = shape.rows * shape.vectors
+    columns = shape.columns
+    br = [read(builder, advance(builder, b, v * shape.lanes * size), real, shape.lanes) for v in range(shape.vectors)]
+    if shape.dtype.kind == "c":
+        bi = [
+            read(builder, advance(builder, b, (columns + v * shape.lanes) * size), real, shape.lanes)
+            for v in range(shape.vectors)
+        ]
+    for i in range(shape.rows):
+        at = advance(builder, a, builder.mul(int64(i), step))
+        ar = spread(builder, read(builder, at, real), shape.lanes)
+        if shape.dtype.kind != "c":
+            for v in range(shape.vectors):
+                index = i * shape.vectors + v
+                old = builder.extract_value(t, index)
+                t = builder.insert_value(t, multiply_add(context, builder, ar, br[v], old), index)
+            continue
+        far = advance(builder, at, builder.mul(int64(shape.rows), step))
+        ai = spread(builder, read(builder, far, real), shape.lanes)
+        minus = builder.fneg(ai)
+        for v in range(shape.vectors):
+            index = i * shape.vectors + v
+            re = multiply_add(context, builder, ar, br[v], builder.extract_value(t, index))
+            re = multiply_add(context, builder, minus, bi[v], re)
+            im = multiply_add(context, builder, ar, bi[v], builder.extract_value(t, planes + index))
+            im = multiply_add(context, builder, ai, br[v], im)
+            t = builder.insert_value(t, re, index)
+            t = builder.insert_value(t, im, planes + index)
+    return t
+
+
+def _choose(relation):
+    def lower(context, builder, sig, args):
+        i, j = (context.cast(builder, a, t, _intp()) for a, t in zip(args, sig.args, strict=True))
+        return builder.select(builder.icmp_signed(relation, i, j), i, j)
+
+    return lower
+
+
+def lower_barrier(context, builder, sig, args):
+    raise NotImplementedError
+
+
+LOWERINGS = {
+    words.shift: lower_shift,
+    words.recast: lower_recast,
+    words.load: lower_load,
+    words.store: lower_store,
+    words.copy: lower_copy,
+    words.prefetch: lower_prefetch,
+    words.load_lanes: lower_load_lanes,
+    words.store_lanes: lower_store_lanes,
+    words.scatter_lanes: lower_scatter_lanes,
+    words.gather_lanes: lower_gather_lanes,
+    words.broadcast: lower_broadcast,
+    words.tile_zeros: lower_tile_zeros,
+    words.tile_load: lower_tile_load,
+    words.tile_store: lower_tile_store,
+    words.tile_spill: lower_tile_spill,
+    words.tile_transpose: lower_tile_transpose,
+    words.outer_accumulate: lower_outer_accumulate,
+    words.lesser: _choose("<"),
+    words.greater: _choose(">"),
+    words.barrier: lower_barrier,
+}

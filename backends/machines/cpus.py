@@ -1,0 +1,87 @@
+"""CPU instruction-set levels, best first within an architecture.
+
+flags: what the operating system must report before the level is used. Latency and ports are
+those of the fused multiply-add (of multiply and add where there is none).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gemm.microkernels.selection import VectorUnit
+
+
+@dataclass(frozen=True)
+class CPULevel:
+    name: str
+    architecture: str
+    cpu: str
+    features: str
+    flags: frozenset[str]
+    unit: VectorUnit
+    fused: bool = True
+
+
+def _flags(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+_AVX2 = "+sse4.2,+avx,+avx2,+fma,+f16c,+bmi,+bmi2,+lzcnt,+popcnt"
+_AVX512 = _AVX2 + ",+avx512f,+avx512bw,+avx512dq,+avx512vl,+avx512cd"
+_AVX512_FLAGS = "avx2 fma f16c bmi2 avx512f avx512bw avx512dq avx512vl"
+
+LEVELS = (
+    CPULevel(
+        "avx512_bf16",
+        "x86_64",
+        "skylake-avx512",
+        _AVX512 + ",+avx512vnni,+avx512bf16",
+        _flags(_AVX512_FLAGS + " avx512_vnni avx512_bf16"),
+        VectorUnit(registers=32, bytes=64, latency=4, ports=2),
+    ),
+    CPULevel(
+        "avx512_vnni",
+        "x86_64",
+        "skylake-avx512",
+        _AVX512 + ",+avx512vnni",
+        _flags(_AVX512_FLAGS + " avx512_vnni"),
+        VectorUnit(registers=32, bytes=64, latency=4, ports=2),
+    ),
+    CPULevel(
+        "avx512",
+        "x86_64",
+        "skylake-avx512",
+        _AVX512,
+        _flags(_AVX512_FLAGS),
+        VectorUnit(registers=32, bytes=64, latency=4, ports=2),
+    ),
+    CPULevel(
+        "avx2",
+        "x86_64",
+        "haswell",
+        _AVX2,
+        _flags("avx2 fma f16c bmi2"),
+        VectorUnit(registers=16, bytes=32, latency=5, ports=2),
+    ),
+    CPULevel(
+        "sse2",
+        "x86_64",
+        "x86-64",
+        "",
+        _flags("sse2"),
+        VectorUnit(registers=16, bytes=16, latency=8, ports=1, temporaries=2),
+        fused=False,
+    ),
+    CPULevel(
+        "neon",
+        "aarch64",
+        "neoverse-n1",
+        "+neon",
+        _flags("asimd"),
+        VectorUnit(registers=32, bytes=16, latency=4, ports=2),
+    ),
+)
+
+# Used where the operating system tells nothing: (bytes, ways) of the L1 data, L2 and L3 caches.
+FALLBACK_CACHES = ((32 << 10, 8), (256 << 10, 8), (4 << 20, 16))
+CACHE_LINE = 64

@@ -1,0 +1,198 @@
+"""The five loops around the micro-kernel, after Goto and BLIS.
+
+    loop 5   jc over N in steps of NC        a panel of B, NC wide
+    loop 4     pc over K in steps of KC        B block KC x NC packed            (third level cache)
+    loop 3       ic over M in steps of MC        A block MC x KC packed          (second level)
+    loop 2         jr over NC in steps of NR       B micro-panel KC x NR         (first level)
+    loop 1           ir over MC in steps of MR       A micro-panel MR x KC
+                       micro-kernel: MR x NR tile in registers
+
+K blocks continue each element's chain: between them the partial tile rests at its `home`, which
+is `out` itself where that holds the accumulator type with adjacent columns and nothing of its
+old content is needed, else a scratch block; then rows go in bands of at most `band`, so that
+the scratch is bounded. After the last K block the write-back hook runs once for each tile.
+
+Each worker of a team owns a rectangle of the output and shares nothing: any number of workers,
+any partition, gives the same bits.
+"""
+
+from __future__ import annotations
+
+from gemm.microkernels.dtypes import DType, TileShape, int64
+from gemm.microkernels.outer_product import make_outer_product
+from gemm.microkernels.vocabulary import (
+    copy,
+    load,
+    load_lanes,
+    recast,
+    scatter_lanes,
+    shift,
+    tile_load,
+    tile_spill,
+    tile_store,
+    tile_zeros,
+)
+
+from .packing import make_pack
+
+
+def make_store(shape: TileShape, out: DType):
+    """Write-back without an epilogue: the tile, narrowed to `out`, into any strides.
+
+    A write-back hook is write_back(t, c, rs, cs, m, n, row, column, batch, extra): tile t holds
+    m x n results whose first stands at (row, column) of matrix `batch`; `extra` is the table of
+    the epilogue's operands.
+    """
+    acc, size, out_size = shape.dtype, shape.dtype.size, out.size
+    vectors, lanes = shape.vectors, shape.lanes
+    row_size = shape.columns * size
+
+    def scatter_complex(c, cs, row, n):
+        for j in range(n):
+            copy(shift(c, j * cs), shift(row, j * size))
+
+    def scatter(c, cs, row, n):
+        for v in range(vectors):
+            left = n - v * lanes
+            if left > 0:
+                x = load_lanes(shift(row, v * lanes * size), lanes, lanes)
+                scatter_lanes(shift(c, v * lanes * cs), cs, x, left)
+
+    scatter_row = scatter_complex if acc.kind == "c" else scatter
+
+    def store_tile(t, c, rs, cs, m, n, row, column, batch, extra):
+        if cs == out_size:
+            tile_store(c, rs, t, m, n)
+        else:
+            rows = tile_spill(t, acc)
+            for i in range(m):
+                scatter_row(shift(c, i * rs), cs, shift(rows, i * row_size), n)
+
+    return store_tile
+
+
+def make_macro_kernel(shape: TileShape, write_back, unroll: int):
+    """Loops 2 and 1: an MC x NC block of the output from a packed block of A and one of B.
+
+    (row, column): where the block starts in matrix `batch` of the output.
+    """
+    MR, NR, size = shape.rows, shape.columns, shape.dtype.size
+    part = shape.dtype.real.size
+    micro_kernel = make_outer_product(unroll)
+    a_step = MR * size
+    b_step = NR * size
+
+    def macro_kernel(a, b, home, home_rs, c, rs, cs, mc, nc, kb, first, last,
+                     row, column, batch, extra):  # fmt: skip
+        for jr in range(0, nc, NR):
+            n = min(NR, nc - jr)
+            b_panel = shift(b, jr * kb * size)
+            for ir in range(0, mc, MR):
+                m = min(MR, mc - ir)
+                a_panel = shift(a, ir * kb * size)
+                resting = shift(home, ir * home_rs + jr * size)
+                if first:
+                    t = tile_zeros(shape)
+                else:
+                    t = tile_load(shape, resting, home_rs, m, n)
+                t = micro_kernel(t, a_panel, part, a_step, b_panel, b_step, kb)
+                if last:
+                    at = shift(c, ir * rs + jr * cs)
+                    write_back(t, at, rs, cs, m, n, row + ir, column + jr, batch, extra)
+                else:
+                    tile_store(resting, home_rs, t, m, n)
+
+    return macro_kernel
+
+
+def make_blocked(shape: TileShape, a_type: DType, b_type: DType, out: DType, unroll: int = 4):
+    """The whole product for one worker of a team; see the parameters of `blocked` below."""
+    MR, NR, acc = shape.rows, shape.columns, shape.dtype
+    pack_a = make_pack(MR, shape.lanes, a_type, acc)
+    pack_b = make_pack(NR, shape.lanes, b_type, acc)
+    macro_kernel = make_macro_kernel(shape, make_store(shape, out), unroll)
+
+    def rectangle(a, b, c, home, m, n, k, ars, acs, brs, bcs, rs, cs, hrs, mc, kc, nc, band,
+                  packed_a, packed_b, first_row, first_column, batch, extra):  # fmt: skip
+        blocks = max(1, (k + kc - 1) // kc)
+        for top in range(0, m, band):
+            rows = min(band, m - top)
+            for jc in range(0, n, nc):
+                columns = min(nc, n - jc)
+                if hrs == 0:
+                    resting = recast(shift(c, top * rs + jc * cs), acc)
+                    resting_rs = rs
+                else:
+                    resting = home
+                    resting_rs = hrs
+                for block in range(blocks):
+                    pc = block * kc
+                    kb = min(kc, k - pc)
+                    pack_b(packed_b, shift(b, pc * brs + jc * bcs), bcs, brs, columns, kb)
+                    for ic in range(0, rows, mc):
+                        height = min(mc, rows - ic)
+                        above = top + ic
+                        pack_a(packed_a, shift(a, above * ars + pc * acs), ars, acs, height, kb)
+                        macro_kernel(
+                            packed_a,
+                            packed_b,
+                            shift(resting, ic * resting_rs),
+                            resting_rs,
+                            shift(c, above * rs + jc * cs),
+                            rs,
+                            cs,
+                            height,
+                            columns,
+                            kb,
+                            block == 0,
+                            block == blocks - 1,
+                            first_row + above,
+                            first_column + jc,
+                            batch,
+                            extra,
+                        )
+
+    def blocked(a, b, c, space, m, n, k, ars, acs, brs, bcs, rs, cs, hrs, mc, kc, nc, band,
+                a_room, b_room, worker_room, batch, dims, team_b, team_m, team_n, extra, worker):  # fmt: skip
+        """One worker's share of out = a @ b over a batch.
+
+        a (m x k), b (k x n), c (m x n): first matrices; ?rs, ?cs: row and column steps in bytes;
+        hrs: row step of the scratch home, 0 where the home is `out`; mc, kc, nc, band: block
+        sizes; space: scratch, `worker_room` bytes a worker: packed A (`a_room`), packed B
+        (`b_room`), home. batch: number of matrices; dims: int64 table of (extent, a step,
+        b step, c step) rows, innermost first. The team is team_b x team_m x team_n workers.
+        extra: the epilogue's operands.
+        """
+        mine = shift(space, worker * worker_room)
+        packed_a = recast(mine, acc)
+        packed_b = recast(shift(mine, a_room), acc)
+        home = recast(shift(mine, a_room + b_room), acc)
+        share_b = worker // (team_m * team_n)
+        share_m = (worker // team_n) % team_m
+        share_n = worker % team_n
+        high = ((m + MR - 1) // MR + team_m - 1) // team_m * MR
+        wide = ((n + NR - 1) // NR + team_n - 1) // team_n * NR
+        top = min(m, share_m * high)
+        left = min(n, share_n * wide)
+        rows = min(m, top + high) - top
+        columns = min(n, left + wide) - left
+        if rows > 0 and columns > 0:
+            for index in range(share_b * batch // team_b, (share_b + 1) * batch // team_b):
+                at_a = top * ars
+                at_b = left * bcs
+                at_c = top * rs + left * cs
+                rest = index
+                row = recast(dims, int64)
+                while rest > 0:
+                    extent = load(row)
+                    digit = rest % extent
+                    rest = rest // extent
+                    at_a += digit * load(shift(row, 8))
+                    at_b += digit * load(shift(row, 16))
+                    at_c += digit * load(shift(row, 24))
+                    row = shift(row, 32)
+                rectangle(shift(a, at_a), shift(b, at_b), shift(c, at_c), home, rows, columns, k,
+                          ars, acs, brs, bcs, rs, cs, hrs, mc, kc, nc, band,
+                          packed_a, packed_b, top, left, index, extra)  # fmt: skip
+
+    return blocked

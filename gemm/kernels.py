@@ -1,0 +1,45 @@
+"""The kernels of the plan space: constants in, kernel source out.
+
+A `KernelSpec` holds every compile-time constant of a kernel and nothing of the problem's size,
+so a process needs few of them. Its text names the kernel in the cache; `build` makes the plain
+Python function that a backend compiles, or that the reference target calls.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gemm.microkernels.dtypes import DType, TileShape, uint8
+
+INTEGER = "integer"
+
+
+@dataclass(frozen=True)
+class KernelSpec:
+    """family: which kernel; tile: its register tile; a, b, out: element types in memory."""
+
+    family: str
+    tile: TileShape
+    a: DType
+    b: DType
+    out: DType
+    unroll: int = 4
+    program: object = None
+
+    @property
+    def label(self) -> str:
+        operands = f"{self.a} x {self.b} -> {self.out}"
+        return f"{self.family} {self.tile.rows}x{self.tile.columns} {operands}"
+
+    def build(self):
+        """(function, argument kinds): each kind is a DType for a pointer or INTEGER."""
+        if self.family == "blocked":
+            from .blocked import make_blocked
+
+            function = make_blocked(self.tile, self.a, self.b, self.out, self.unroll)
+            kinds = (self.a, self.b, self.out, uint8, *[INTEGER] * 18, uint8, *[INTEGER] * 3)
+            kinds = (*kinds, uint8, INTEGER)
+        else:
+            raise ValueError(f"no kernel family {self.family!r}")
+        function.label = self.label
+        return function, kinds

@@ -1,0 +1,135 @@
+"""Packing: an operand becomes micro-panels that the micro-kernel reads in order.
+
+    source, count x k                     packed, ceil(count / P) panels
+    +--------------------+                +--------+--------+---
+    | 00 01 02 03 ..     |                | 00 10 20 .. (P) | 01 11 21 .. | ...
+    | 10 11 12 13 ..     |   P = 3  ->    +--------+--------+---
+    | 20 21 22 23 ..     |                one k after the other, `P` values each
+    | 30 ..              |
+    +--------------------+
+
+`count` runs along M for A and along N for B: the same routine serves both. Values are widened
+to the compute type on the way; a panel that reaches beyond `count` repeats the last real row,
+so every lane computes what a real one computes. Complex operands are planar inside a panel: P
+real parts, then P imaginary parts. Any strides in bytes: the two unit-stride cases move whole
+vectors (the second through a transposed block), the rest goes element by element.
+"""
+
+from __future__ import annotations
+
+from gemm.microkernels.dtypes import DType, TileShape
+from gemm.microkernels.vocabulary import (
+    load,
+    load_lanes,
+    recast,
+    shift,
+    store,
+    store_lanes,
+    tile_load,
+    tile_store,
+    tile_transpose,
+)
+
+
+def make_pack(panel: int, lanes: int, source: DType, wide: DType):
+    """pack(dst, src, along, across, count, k): `count` x `k` elements at src into panels at dst.
+
+    along: bytes from one of `count` to the next; across: bytes from one k to the next. dst has
+    room for ceil(count / panel) * panel * k values of type `wide` and `lanes` more.
+    """
+    if source.kind == "c":
+        return make_pack_complex(panel, source)
+    size = source.size
+    wide_size = wide.size
+    step = panel * wide_size
+    pieces = (panel + lanes - 1) // lanes
+    square = TileShape(lanes, 1, lanes, wide)
+
+    def pack_adjacent(dst, src, across, left, k):
+        # The panel's values are adjacent in memory: whole vectors for each k. A vector that
+        # overhangs the panel is overwritten by the next k, so the last k writes exactly.
+        for p in range(k):
+            room = panel
+            if p + 1 < k:
+                room = pieces * lanes
+            for piece in range(pieces):
+                at = piece * lanes
+                n = min(lanes, left - at)
+                if n > 0:
+                    v = load_lanes(shift(src, at * size), lanes, n)
+                else:
+                    v = load_lanes(shift(src, (left - 1) * size), lanes, 1)
+                store_lanes(shift(dst, at * wide_size), v, room - at)
+            src = shift(src, across)
+            dst = shift(dst, step)
+
+    def pack_transposed(dst, src, along, left, k):
+        # Adjacent along k: square blocks are transposed in registers. Pieces go backwards so
+        # that the overhang of one is overwritten by the next.
+        whole = (k - 1) // lanes
+        for block in range(whole):
+            for back in range(pieces):
+                at = (pieces - 1 - back) * lanes
+                first = min(at, left - 1)
+                t = tile_load(square, shift(src, first * along), along, left - first, lanes)
+                tile_store(shift(dst, at * wide_size), step, tile_transpose(t), lanes, lanes)
+            src = shift(src, lanes * size)
+            dst = shift(dst, lanes * step)
+        rest = k - whole * lanes
+        for back in range(pieces):
+            at = (pieces - 1 - back) * lanes
+            first = min(at, left - 1)
+            t = tile_load(square, shift(src, first * along), along, left - first, rest)
+            t = tile_transpose(t)
+            tile_store(shift(dst, at * wide_size), step, t, rest, min(lanes, panel - at))
+
+    def pack_strided(dst, src, along, across, left, k):
+        for _ in range(k):
+            for i in range(panel):
+                x = load(shift(src, min(i, left - 1) * along))
+                store(shift(dst, i * wide_size), x)
+            src = shift(src, across)
+            dst = shift(dst, step)
+
+    source = source.widened_to(wide)
+
+    def pack(dst, src, along, across, count, k):
+        dst = recast(dst, wide)
+        src = recast(src, source)
+        if k > 0:
+            for first in range(0, count, panel):
+                left = min(panel, count - first)
+                at = shift(src, first * along)
+                if along == size:
+                    pack_adjacent(dst, at, across, left, k)
+                elif across == size:
+                    pack_transposed(dst, at, along, left, k)
+                else:
+                    pack_strided(dst, at, along, across, left, k)
+                dst = shift(dst, k * step)
+
+    return pack
+
+
+def make_pack_complex(panel: int, source: DType):
+    """The same for complex operands: planar panels, element by element."""
+    real = source.real
+    part = real.size
+    plane = panel * part
+    step = 2 * plane
+
+    def pack_complex(dst, src, along, across, count, k):
+        src = recast(src, real)
+        dst = recast(dst, real)
+        for first in range(0, count, panel):
+            left = min(panel, count - first)
+            column = shift(src, first * along)
+            for _ in range(k):
+                for i in range(panel):
+                    at = shift(column, min(i, left - 1) * along)
+                    store(shift(dst, i * part), load(at))
+                    store(shift(dst, plane + i * part), load(shift(at, part)))
+                column = shift(column, across)
+                dst = shift(dst, step)
+
+    return pack_complex

@@ -1,0 +1,115 @@
+"""From a problem's size and the machine's facts to block sizes and a team.
+
+Block sizes follow Low et al. (2016): a micro-panel of B (KC x NR) and one of A stay in the
+first-level cache, a block of A (MC x KC) in the second, a panel of B (KC x NC) in the third.
+Each is then rebalanced so that the last block of a dimension is not a sliver.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from .kernels import KernelSpec
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """mc, kc, nc in elements; band: rows that share the scratch home at a time."""
+
+    mc: int
+    kc: int
+    nc: int
+    band: int
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Everything the engine needs to run a problem; `why` says in words how it was chosen."""
+
+    level: str
+    spec: KernelSpec
+    blocks: Blocks
+    team: tuple[int, int, int]
+    why: tuple[str, ...] = ()
+
+    @property
+    def workers(self) -> int:
+        return self.team[0] * self.team[1] * self.team[2]
+
+
+def illegal(blocks: Blocks, team: tuple[int, int, int], spec: KernelSpec) -> str:
+    """Why blocks or team do not suit a kernel, with the numbers; empty when they do."""
+    MR, NR = spec.tile.rows, spec.tile.columns
+    if min(blocks.mc, blocks.kc, blocks.nc, blocks.band) < 1:
+        return f"block sizes must be positive, got {blocks}"
+    if blocks.mc % MR or blocks.band % MR:
+        return f"MC = {blocks.mc} and band = {blocks.band} must be multiples of MR = {MR}"
+    if blocks.nc % NR:
+        return f"NC = {blocks.nc} is not a multiple of NR = {NR}"
+    if min(team) < 1:
+        return f"a team needs workers in every direction, got {team}"
+    return ""
+
+
+def round_up(x: int, step: int) -> int:
+    return -(-x // step) * step
+
+
+def balanced(extent: int, largest: int, step: int) -> int:
+    """A block size of at most about `largest`, a multiple of `step`, that divides evenly."""
+    if extent <= largest:
+        return max(step, round_up(extent, step))
+    parts = -(-extent // largest)
+    return min(round_up(largest, step), round_up(-(-extent // parts), step))
+
+
+def cache_blocks(tile, caches) -> Blocks:
+    """The block sizes of an unbounded problem on a machine with these three caches.
+
+    caches: objects with size (bytes), ways and shared_by.
+    """
+    size = tile.dtype.size
+    l1, l2, l3 = caches
+    MR, NR = tile.rows, tile.columns
+    # One way of the first level is left to C; the rest is shared by the two micro-panels.
+    ways = l1.ways - 1
+    kc = int(l1.size * ways / l1.ways / ((MR + NR) * size))
+    kc = max(16, min(kc, 512) // 16 * 16)
+    # Second level: all but two ways (B passing through, C), half kept for what else runs.
+    mc = int(l2.size * (l2.ways - 2) / l2.ways * 0.75 / (kc * size))
+    mc = max(MR, min(mc, 1024) // MR * MR)
+    share = l3.size / max(1, l3.shared_by)
+    nc = int(share * max(1, l3.ways - 1) / l3.ways / (kc * size))
+    nc = max(NR, min(nc, 8192) // NR * NR)
+    return Blocks(mc, kc, nc, 1 << 40)
+
+
+def fit(blocks: Blocks, tile, m: int, n: int, k: int, scratch_home: bool) -> Blocks:
+    """Blocks rebalanced for a problem; a scratch home bounds the band and the panel's width."""
+    mc = balanced(m, blocks.mc, tile.rows)
+    kc = balanced(k, blocks.kc, 4)
+    nc_limit = min(blocks.nc, round_up(512, tile.columns)) if scratch_home else blocks.nc
+    nc = balanced(n, nc_limit, tile.columns)
+    band = mc * max(1, 1024 // mc) if scratch_home else round_up(max(m, 1), tile.rows)
+    return replace(blocks, mc=mc, kc=kc, nc=nc, band=band)
+
+
+def partition(batch: int, m: int, n: int, tile, workers: int) -> tuple[int, int, int]:
+    """(over batch, over M, over N): batch first, then the split that packs least twice."""
+    if batch >= workers:
+        return (workers, 1, 1)
+    over_batch = max(d for d in range(1, workers + 1) if workers % d == 0 and d <= batch)
+    rest = workers // over_batch
+    best = None
+    for over_m in range(1, rest + 1):
+        if rest % over_m:
+            continue
+        over_n = rest // over_m
+        rows = round_up(-(-m // over_m), tile.rows)
+        columns = round_up(-(-n // over_n), tile.columns)
+        # Work of the largest share first, then the elements it packs.
+        cost = (rows * columns, rows + columns)
+        if best is None or cost < best[0]:
+            best = (cost, (over_batch, over_m, over_n))
+    assert best is not None
+    return best[1]

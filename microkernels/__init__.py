@@ -1,0 +1,1 @@
+"""The tile vocabulary and the micro-kernels written in it. Imports no other part of the project."""

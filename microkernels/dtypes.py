@@ -1,0 +1,97 @@
+"""Element types as the kernels see them: what lies in memory and what is computed with.
+
+A `DType` names a storage format and the compute type its values are widened to when they are
+loaded. Storage and compute agree for float32, float64, int32, int64 and the complex types; the
+narrow formats are widened by the load and rounded (floats) or truncated (integers) by the store.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+
+@dataclass(frozen=True)
+class DType:
+    """name: NumPy's (or ml_dtypes') name; kind: f, i, u or c; bits: size in memory;
+    compute: name of the type the loads widen to."""
+
+    name: str
+    kind: str
+    bits: int
+    compute: str
+
+    @property
+    def size(self) -> int:
+        """Bytes of one element in memory."""
+        return self.bits // 8
+
+    @property
+    def real(self) -> DType:
+        """The type of one component: float32 for complex64, itself for real types."""
+        return {"complex64": float32, "complex128": float64}.get(self.name, self)
+
+    @property
+    def components(self) -> int:
+        return 2 if self.kind == "c" else 1
+
+    @property
+    def computed(self) -> DType:
+        return DTYPES[self.compute]
+
+    def widened_to(self, wide: DType) -> DType:
+        """The same storage, computed as `wide` is."""
+        return self if self.kind == "c" else replace(self, compute=wide.compute)
+
+    def __repr__(self) -> str:
+        return self.name if self.compute == DTYPES[self.name].compute else f"{self.name}->{self.compute}"
+
+
+DTYPES: dict[str, DType] = {}
+
+
+def _define(name: str, kind: str, bits: int, compute: str) -> DType:
+    DTYPES[name] = DType(name, kind, bits, compute)
+    return DTYPES[name]
+
+
+float64 = _define("float64", "f", 64, "float64")
+float32 = _define("float32", "f", 32, "float32")
+float16 = _define("float16", "f", 16, "float32")
+bfloat16 = _define("bfloat16", "f", 16, "float32")
+float8_e4m3fn = _define("float8_e4m3fn", "f", 8, "float32")
+float8_e5m2 = _define("float8_e5m2", "f", 8, "float32")
+complex64 = _define("complex64", "c", 64, "complex64")
+complex128 = _define("complex128", "c", 128, "complex128")
+int8 = _define("int8", "i", 8, "int32")
+uint8 = _define("uint8", "u", 8, "int32")
+int16 = _define("int16", "i", 16, "int32")
+uint16 = _define("uint16", "u", 16, "int32")
+int32 = _define("int32", "i", 32, "int32")
+uint32 = _define("uint32", "u", 32, "int32")
+int64 = _define("int64", "i", 64, "int64")
+uint64 = _define("uint64", "u", 64, "int64")
+# Stored as one byte, 0 or 1; sums of products are counts, and the store writes count != 0.
+bool_ = _define("bool", "b", 8, "int32")
+
+
+@dataclass(frozen=True)
+class TileShape:
+    """A register tile: `rows` x (`vectors` * `lanes`) accumulators of `dtype`.
+
+        lanes  lanes  (vectors = 2)
+      +------+------+
+      |      |      |  rows
+      +------+------+
+    """
+
+    rows: int
+    vectors: int
+    lanes: int
+    dtype: DType
+
+    @property
+    def columns(self) -> int:
+        return self.vectors * self.lanes
+
+    def __repr__(self) -> str:
+        return f"{self.rows}x{self.columns} {self.dtype}"

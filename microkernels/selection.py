@@ -1,0 +1,85 @@
+"""Which register tile, decided from machine facts and not by search.
+
+The tile must hold its accumulators, one row of B and one broadcast of A in registers, and give
+the fused multiply-add units enough independent chains to cover their latency, and its loads must
+leave the load ports slack. Among those that do, the best moves the fewest elements a
+multiply-add: (rows + columns) / (rows * columns), the argument of Goto & van de Geijn (2008) and
+of Low et al., "Analytical Modeling is Enough for High-Performance BLIS" (2016).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .dtypes import DType, TileShape
+
+
+@dataclass(frozen=True)
+class VectorUnit:
+    """What a micro-kernel needs to know of a core.
+
+    registers: vector registers; bytes: width of one; latency: cycles of a fused multiply-add;
+    ports: fused multiply-adds started a cycle; temporaries: registers the step itself needs.
+    """
+
+    registers: int
+    bytes: int
+    latency: int
+    ports: int
+    temporaries: int = 1
+
+    def lanes(self, dtype: DType) -> int:
+        return max(1, self.bytes // dtype.real.size)
+
+
+def illegal(shape: TileShape, unit: VectorUnit) -> str:
+    """Why a tile does not suit a unit, with the numbers; empty when it does."""
+    parts = shape.dtype.components
+    accumulators = shape.rows * shape.vectors * parts
+    needed = accumulators + shape.vectors * parts + unit.temporaries * parts
+    if min(shape.rows, shape.vectors, shape.lanes) < 1:
+        return f"{shape} has an empty side"
+    if needed > unit.registers:
+        return f"{shape} needs {needed} registers, the machine has {unit.registers}"
+    if accumulators < unit.latency * unit.ports:
+        return (
+            f"{shape} has {accumulators} independent chains, "
+            f"{unit.latency} cycles x {unit.ports} ports want {unit.latency * unit.ports}"
+        )
+    if loads(shape) > LOADS_PER_FMA:
+        return f"{shape} needs {loads(shape):.2f} loads a multiply-add, more than {LOADS_PER_FMA}"
+    return ""
+
+
+# Cores start as many vector loads a cycle as multiply-adds; a quarter is left to packing and C.
+LOADS_PER_FMA = 0.75
+
+
+def traffic(shape: TileShape) -> float:
+    """Elements moved into registers per multiply-add."""
+    return (shape.rows + shape.columns) / (shape.rows * shape.columns)
+
+
+def loads(shape: TileShape) -> float:
+    """Vector and broadcast loads per fused multiply-add."""
+    return (shape.rows + shape.vectors) / (shape.rows * shape.vectors * shape.dtype.components)
+
+
+def candidates(unit: VectorUnit, dtype: DType) -> list[TileShape]:
+    """Every legal tile, best first."""
+    lanes = unit.lanes(dtype)
+    shapes = [
+        TileShape(rows, vectors, lanes, dtype)
+        for vectors in range(1, 5)
+        for rows in range(1, unit.registers)
+    ]
+    legal = [s for s in shapes if not illegal(s, unit)]
+    # A tile that misses the latency target still computes; it is only a last resort.
+    if not legal:
+        legal = [s for s in shapes if s.rows * s.vectors * dtype.components + 2 <= unit.registers]
+    return sorted(legal, key=lambda s: (traffic(s), s.vectors))
+
+
+def select_tile(unit: VectorUnit, dtype: DType) -> TileShape:
+    """The register tile for `dtype` on `unit`."""
+    return candidates(unit, dtype)[0]

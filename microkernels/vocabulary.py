@@ -1,0 +1,244 @@
+"""The tile vocabulary: every operation a kernel may use, defined by its plain-Python body.
+
+A kernel is a Python function that calls these words. Called in plain Python it works on the
+classes `Pointer` (memory, byte offset, element type) and NumPy arrays (lanes, tiles): that is
+the reference target and the meaning of every compiled one. A compiled target lowers each word;
+nothing else in a kernel needs lowering, since integers, `range` and `if` are the host
+language's own.
+
+Values
+    Pointer   p   a byte address and the element type found there
+    Lanes     v   `lanes` values of a compute type, held in one vector register
+    Tile      t   rows x vectors x lanes accumulators, held in registers; immutable
+
+Edges: a load of `n` of `lanes` values repeats value n - 1 in the rest, so that lanes outside
+the matrix compute what a real column computes and raise no floating-point flag of their own.
+A store of `n` lanes writes n values.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from .dtypes import DType, TileShape
+from .fused import fused_multiply_add
+
+
+class Pointer:
+    """A checked address: byte `offset` into `memory` (1-D uint8 array), elements of `dtype`.
+
+    Any access outside `memory` raises IndexError: that is how the reference target proves that
+    a kernel reads and writes nothing but its operands.
+    """
+
+    __slots__ = ("dtype", "memory", "offset")
+
+    def __init__(self, memory: np.ndarray, offset: int, dtype: DType):
+        self.memory, self.offset, self.dtype = memory, offset, dtype
+
+    def view(self, count: int, np_dtype: np.dtype) -> np.ndarray:
+        size = count * np_dtype.itemsize
+        if not 0 <= self.offset <= self.offset + size <= self.memory.size:
+            raise IndexError(
+                f"bytes {self.offset}..{self.offset + size} of a block of {self.memory.size}"
+            )
+        return self.memory[self.offset : self.offset + size].view(np_dtype)
+
+
+def storage(dtype: DType) -> np.dtype:
+    """The NumPy dtype of `dtype` in memory."""
+    if dtype.name in ("bfloat16", "float8_e4m3fn", "float8_e5m2"):
+        import ml_dtypes
+
+        return np.dtype(getattr(ml_dtypes, dtype.name))
+    return np.dtype(dtype.name)
+
+
+def computed(dtype: DType) -> np.dtype:
+    """The NumPy dtype in which values of `dtype` are computed."""
+    return np.dtype(dtype.compute)
+
+
+# -- pointers ------------------------------------------------------------------------------------
+
+
+def shift(p, nbytes):
+    """p moved by a signed number of bytes."""
+    return Pointer(p.memory, p.offset + int(nbytes), p.dtype)
+
+
+def recast(p, dtype):
+    """The same address, read as elements of another type."""
+    return Pointer(p.memory, p.offset, dtype)
+
+
+def load(p):
+    """The element at p, widened to its compute type."""
+    return p.view(1, storage(p.dtype)).astype(computed(p.dtype))[0]
+
+
+def store(p, x):
+    """Writes x, narrowed to p's storage type, at p."""
+    p.view(1, storage(p.dtype))[0] = narrow(np.asarray([x]), p.dtype)[0]
+
+
+def copy(dst, src):
+    """Moves one element as it lies in memory, without widening."""
+    bits = np.dtype(f"V{src.dtype.size}")
+    dst.view(1, bits)[:] = src.view(1, bits)
+
+
+def prefetch(p):
+    """A hint that p will be read soon. Cost: one load slot, no stall."""
+
+
+# -- lanes ---------------------------------------------------------------------------------------
+
+
+def narrow(values: np.ndarray, dtype: DType) -> np.ndarray:
+    """values rounded (floats), truncated modulo 2^bits (integers) or tested (bool) for `dtype`."""
+    with np.errstate(all="ignore"):
+        return (values != 0) if dtype.kind == "b" else values.astype(storage(dtype))
+
+
+def load_lanes(p, lanes, n):
+    """`lanes` elements from p on, widened; those from n on repeat element n - 1.
+
+    1 <= n <= lanes. Cost: one load when n == lanes.
+    """
+    n = min(int(n), lanes)
+    values = p.view(n, storage(p.dtype)).astype(computed(p.dtype))
+    return np.concatenate([values, np.repeat(values[-1:], lanes - n)])
+
+
+def store_lanes(p, v, n):
+    """Writes the first min(n, lanes) lanes of v, narrowed to p's type. n >= 1."""
+    n = min(int(n), len(v))
+    p.view(n, storage(p.dtype))[:] = narrow(v[:n], p.dtype)
+
+
+def scatter_lanes(p, step, v, n):
+    """Writes lane j of v at p + j * step bytes for j < min(n, lanes)."""
+    for j in range(min(int(n), len(v))):
+        store(shift(p, j * step), v[j])
+
+
+def gather_lanes(p, step, lanes, n):
+    """Lane j is the element at p + min(j, n - 1) * step bytes, widened."""
+    return np.asarray([load(shift(p, min(j, int(n) - 1) * step)) for j in range(lanes)])
+
+
+def broadcast(x, lanes):
+    """x in every lane. Cost: free as the operand of a fused multiply-add on most machines."""
+    return np.repeat(np.asarray([x]), lanes)
+
+
+# -- tiles ---------------------------------------------------------------------------------------
+
+
+def tile_zeros(shape):
+    """A tile of +0."""
+    return np.zeros((shape.rows, shape.columns), computed(shape.dtype))
+
+
+def tile_load(shape, p, row_step, m, n):
+    """Rows of a matrix whose columns are adjacent: t[i, j] = p[min(i, m-1), min(j, n-1)]."""
+    rows = [shift(p, min(i, int(m) - 1) * row_step) for i in range(shape.rows)]
+    return np.stack([load_lanes(row, shape.columns, n) for row in rows])
+
+
+def tile_store(p, row_step, t, m, n):
+    """Writes t[:m, :n] to rows at p + i * row_step bytes, columns adjacent, narrowed."""
+    for i in range(min(int(m), len(t))):
+        store_lanes(shift(p, i * row_step), t[i], n)
+
+
+def tile_spill(t, dtype):
+    """A pointer to a private copy of t (rows of adjacent values of `dtype`, its compute type)."""
+    return Pointer(t.reshape(-1).view(np.uint8).copy(), 0, dtype)
+
+
+def tile_transpose(t):
+    """The transposed block; t has lanes rows and one vector. Cost: log2(lanes) shuffles a row."""
+    return np.ascontiguousarray(t.T)
+
+
+def outer_accumulate(t, a, row_step, b):
+    """t[i, j] = fma(a[i], b[j], t[i, j]), one step of k.
+
+    a: `rows` values `row_step` bytes apart; b: `columns` adjacent values; both of t's type.
+    Complex operands are planar (all real parts, then all imaginary parts) and each part is one
+    chain: re <- fma(ar, br, re), re <- fma(-ai, bi, re); im <- fma(ar, bi, im),
+    im <- fma(ai, br, im).
+    Cost: rows * vectors fused multiply-adds, `vectors` loads, `rows` broadcast loads.
+    """
+    rows, columns = t.shape
+    if t.dtype.kind == "c":
+        part = {"complex64": "float32", "complex128": "float64"}[t.dtype.name]
+        part = np.dtype(part)
+        ar = np.stack([shift(a, i * row_step).view(1, part)[0] for i in range(rows)])
+        far = shift(a, rows * row_step)
+        ai = np.stack([shift(far, i * row_step).view(1, part)[0] for i in range(rows)])
+        br = b.view(columns, part)
+        bi = shift(b, columns * part.itemsize).view(columns, part)
+        re = fused_multiply_add(ar[:, None], br[None], t.real)
+        re = fused_multiply_add(-ai[:, None], bi[None], re)
+        im = fused_multiply_add(ar[:, None], bi[None], t.imag)
+        im = fused_multiply_add(ai[:, None], br[None], im)
+        out = np.empty_like(t)
+        out.real, out.imag = re, im
+        return out
+    av = np.stack([load(shift(a, i * row_step)) for i in range(rows)])
+    bv = load_lanes(b, columns, columns)
+    return fused_multiply_add(av[:, None], bv[None], t)
+
+
+# -- integers ------------------------------------------------------------------------------------
+
+
+def lesser(i, j):
+    """What a kernel's `min(i, j)` of two integers becomes."""
+    return min(i, j)
+
+
+def greater(i, j):
+    """What a kernel's `max(i, j)` of two integers becomes."""
+    return max(i, j)
+
+
+# -- workers -------------------------------------------------------------------------------------
+
+
+def barrier(p, workers):
+    """Waits until all `workers` that share the counter at p have arrived.
+
+    The reference target installs a real one when it runs more than one worker.
+    """
+    if workers != 1:
+        raise RuntimeError("barrier outside a team")
+
+
+WORDS = (
+    shift,
+    recast,
+    load,
+    store,
+    copy,
+    prefetch,
+    load_lanes,
+    store_lanes,
+    scatter_lanes,
+    gather_lanes,
+    broadcast,
+    tile_zeros,
+    tile_load,
+    tile_store,
+    tile_spill,
+    tile_transpose,
+    outer_accumulate,
+    lesser,
+    greater,
+    barrier,
+)
+
+__all__ = ["DType", "TileShape", "Pointer", *(w.__name__ for w in WORDS)]
