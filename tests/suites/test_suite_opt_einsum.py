@@ -1,7 +1,7 @@
 """opt_einsum's own test modules with gemm as the backend of every contraction of NumPy arrays.
 
 `optimize=False`, which these tests compare with, does not go through a backend: it stays NumPy's
-einsum and is the oracle. Of the twelve ways to find an order that test_contract.py goes through,
+einsum and is the oracle. Of the many ways to find an order that test_contract.py goes through,
 three are kept: the search is opt_einsum's own, and what it finds is mostly the same.
 """
 
