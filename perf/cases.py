@@ -1,7 +1,7 @@
 """What is measured, as data: one readable table, and the parser a user's own shapes go through.
 
-A line is ``family  operation  shape  dtype  [option=value ...]``; ``#`` starts a comment. A comma in
-a field gives alternatives and the line stands for all their combinations.
+A line is ``family  operation  shape  dtype  [option=value ...]``; ``#`` starts a comment. A comma
+in a field gives alternatives and the line stands for all their combinations.
 
 operation
     ``matmul``; ``conv2d``; or one that takes a process of its own: ``import``, ``first-call-cold``,
@@ -27,45 +27,45 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 TABLE = """
-# family      operation  shape                                   dtype                    options
-square        matmul     128,256,512,1024,2048                   float32,float64          threads=1,2
-square        matmul     256,512,1024                            complex64,complex128
-square        matmul     512,1024                                float16,bfloat16         threads=1,2
-square        matmul     512,1024                                int8->int32,uint8*int8->int32,int8*uint8->int32,uint8->int32
-square        matmul     256,512                                 int8,int16,int32,int64,bool
-square        matmul     512                                     float8_e4m3fn->float32
-small         matmul     2,4,8,16,32,64,100                      float32,float64          out=yes,no
-small         matmul     8,16                                    complex128,int8,int32,int64 out=yes
-batched       matmul     3                                       float64                  batch=100000 out=yes
-batched       matmul     9                                       float64                  batch=10000 out=yes
-batched       matmul     4,16,32                                 float32                  batch=4096 out=yes
-batched       matmul     64                                      float32                  batch=256 out=yes
-vector        matmul     1x4096x4096,4096x1x4096                 float32,float64          cache=memory out=yes
-skinny        matmul     4x4096x1024,16x4096x1024,4096x8x1024    float32,float64
-skinny        matmul     4096x4096x8,16x16x65536                 float32
-strided       matmul     1024                                    float32,float64          layout=TN,NT,TT,SN,NS,RN
-transformer   matmul     1x4096x4096,16x4096x4096                float32,bfloat16         cache=memory
-transformer   matmul     128x4096x4096,512x3072x768              float32,bfloat16         threads=1,2
-transformer   matmul     512x2304x768,512x768x3072               float32                  threads=1,2
-epilogue      matmul     512x2048x512                            float32,bfloat16         epilogue=bias,relu,gelu,silu
-resnet50      conv2d     1x3x224x224*64x7x7                      float32                  stride=2 padding=3 threads=1,2
-resnet50      conv2d     1x64x56x56*64x1x1                       float32                  order=NCHW,NHWC
-resnet50      conv2d     1x64x56x56*64x3x3                       float32                  padding=1 order=NCHW,NHWC threads=1,2
-resnet50      conv2d     1x128x28x28*128x3x3,1x256x14x14*256x3x3 float32                  padding=1 order=NCHW,NHWC
-resnet50      conv2d     1x512x7x7*512x3x3                       float32                  padding=1 order=NCHW,NHWC
-resnet50      conv2d     1x256x56x56*512x1x1                     float32                  stride=2
-mobilenetv2   conv2d     1x32x112x112*32x3x3                     float32                  padding=1 groups=32 order=NCHW,NHWC
-mobilenetv2   conv2d     1x144x56x56*144x3x3                     float32                  stride=2 padding=1 groups=144
-mobilenetv2   conv2d     1x24x56x56*144x1x1,1x960x7x7*320x1x1    float32                  order=NCHW,NHWC
-gpu           matmul     1024,4096                               float32,float64,float16,bfloat16 device=cuda
-gpu           matmul     4096                                    int8->int32              device=cuda
-gpu           conv2d     32x64x56x56*64x3x3                      float32,bfloat16         padding=1 order=NHWC device=cuda
-process       import           1                                 float32
-process       first-call-warm  64                                float32
-process       first-call-cold  64                                float32
-process       compile          64                                float64
-process       peak-memory      1024                              float32
-"""
+# family    operation        shape                                  dtype                     options
+square      matmul           128,256,512,1024,2048                  float32,float64           threads=1,2
+square      matmul           256,512,1024                           complex64,complex128
+square      matmul           512,1024                               float16,bfloat16          threads=1,2
+square      matmul           512,1024                               int8->int32,uint8*int8->int32,int8*uint8->int32,uint8->int32
+square      matmul           256,512                                int8,int16,int32,int64,bool
+square      matmul           512                                    float8_e4m3fn->float32
+small       matmul           2,4,8,16,32,64,100                     float32,float64           out=yes,no
+small       matmul           8,16                                   complex128,int8,int32,int64 out=yes
+batched     matmul           3                                      float64                   batch=100000 out=yes
+batched     matmul           9                                      float64                   batch=10000 out=yes
+batched     matmul           4,16,32                                float32                   batch=4096 out=yes
+batched     matmul           64                                     float32                   batch=256 out=yes
+vector      matmul           1x4096x4096,4096x1x4096                float32,float64           cache=memory out=yes
+skinny      matmul           4x4096x1024,16x4096x1024,4096x8x1024   float32,float64
+skinny      matmul           4096x4096x8,16x16x65536                float32
+strided     matmul           1024                                   float32,float64           layout=TN,NT,TT,SN,NS,RN
+transformer matmul           1x4096x4096,16x4096x4096               float32,bfloat16          cache=memory
+transformer matmul           128x4096x4096,512x3072x768             float32,bfloat16          threads=1,2
+transformer matmul           512x2304x768,512x768x3072              float32                   threads=1,2
+epilogue    matmul           512x2048x512                           float32,bfloat16          epilogue=bias,relu,gelu,silu
+resnet50    conv2d           1x3x224x224*64x7x7                     float32                   stride=2 padding=3 threads=1,2
+resnet50    conv2d           1x64x56x56*64x1x1                      float32                   order=NCHW,NHWC
+resnet50    conv2d           1x64x56x56*64x3x3                      float32                   padding=1 order=NCHW,NHWC threads=1,2
+resnet50    conv2d           1x128x28x28*128x3x3,1x256x14x14*256x3x3 float32                   padding=1 order=NCHW,NHWC
+resnet50    conv2d           1x512x7x7*512x3x3                      float32                   padding=1 order=NCHW,NHWC
+resnet50    conv2d           1x256x56x56*512x1x1                    float32                   stride=2
+mobilenetv2 conv2d           1x32x112x112*32x3x3                    float32                   padding=1 groups=32 order=NCHW,NHWC
+mobilenetv2 conv2d           1x144x56x56*144x3x3                    float32                   stride=2 padding=1 groups=144
+mobilenetv2 conv2d           1x24x56x56*144x1x1,1x960x7x7*320x1x1   float32                   order=NCHW,NHWC
+gpu         matmul           1024,4096                              float32,float64,float16,bfloat16 device=cuda
+gpu         matmul           4096                                   int8->int32               device=cuda
+gpu         conv2d           32x64x56x56*64x3x3                     float32,bfloat16          padding=1 order=NHWC device=cuda
+process     import           1                                      float32
+process     first-call-warm  64                                     float32
+process     first-call-cold  64                                     float32
+process     compile          64                                     float64
+process     peak-memory      1024                                   float32
+"""  # noqa: E501
 
 PROCESS_OPERATIONS = ("import", "first-call-cold", "first-call-warm", "compile", "peak-memory")
 OPERATIONS = ("matmul", "conv2d", *PROCESS_OPERATIONS)

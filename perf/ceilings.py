@@ -28,7 +28,7 @@ def copy_bandwidth(threads: int = 1, nbytes: int = 2**27, repeats: int = 7) -> f
 
 
 def fma_rate(dtype: str, threads: int = 1) -> float | str:
-    """Multiply-adds a second x 2 of a compiled loop of independent FMAs, or why it is not measured."""
+    """Flops a second of a compiled loop of independent FMAs, or why it is not measured."""
     try:
         module = importlib.import_module("gemm.backends.ceiling")
         return float(module.fma_rate(dtype, threads=threads))

@@ -1,4 +1,4 @@
-"""The parent's end of a measuring process: start it, ask it, survive its death, never leave it behind."""
+"""The parent's end of a measuring process: start, ask, survive its death, never leave it behind."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Worker:
         )  # fmt: skip
 
     def ask(self, op: str, timeout: float = 600.0, **arguments: Any) -> Any:
-        """Send one request and wait; WorkerDied on crash or timeout, WorkerFailed on an exception."""
+        """Send one request and wait; WorkerDied on crash or timeout, WorkerFailed on an error."""
         process = self._process
         assert process.stdin is not None and process.stdout is not None
         timer = threading.Timer(timeout, process.kill)

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from . import fused
 from .cases import Case
 from .operands import Array, Operands, numpy_dtype
 from .reference import bias
@@ -96,8 +97,10 @@ class Gemm(Contender):
     def _make(self, case: Case, sets: Sequence[Operands]) -> Prepared:
         gemm = importlib.import_module("gemm")
         matmul = self._matmul or gemm.matmul
-        if self._matmul is None:
+        if hasattr(gemm, "set_num_threads"):
             gemm.set_num_threads(case.threads)
+        elif case.threads > 1:
+            raise NotAvailable("this gemm runs one thread")
         if case.device != "cpu":
             return _on_torch_device(case, sets, matmul, getattr(gemm, "conv2d", None))
         if case.operation == "conv2d":
@@ -106,7 +109,7 @@ class Gemm(Contender):
         if case.c != case.a:
             keywords["dtype"] = numpy_dtype(case.c)
         if case.epilogue:
-            keywords["epilogue"] = _stock_epilogue(gemm, case)
+            keywords["epilogue"] = fused.define(gemm)[case.epilogue](bias=bias(case))
         return _on_host(_partials(matmul, sets, **keywords))
 
     def _convolution(self, case: Case, sets: Sequence[Operands], conv2d: Callable) -> Prepared:
@@ -119,16 +122,6 @@ class Gemm(Contender):
             ]
             return Prepared(Timed(call), lambda: np.asarray(call[0]()).transpose(0, 3, 1, 2))
         return _on_host([functools.partial(conv2d, s.a, s.b, **geometry) for s in sets])
-
-
-def _stock_epilogue(gemm: Any, case: Case) -> object:
-    """`bias` alone, or the named activation of acc + bias."""
-    row = bias(case)
-    stock = gemm.epilogues
-    name = "bias" if case.epilogue == "bias" else f"bias_{case.epilogue}"
-    if not hasattr(stock, name):
-        raise NotAvailable(f"gemm.epilogues has no {name}")
-    return getattr(stock, name)(bias=row)
 
 
 class NumPy(Contender):

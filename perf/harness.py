@@ -2,8 +2,9 @@
 
     python .../perf/harness.py worker NumPy
 
-This folder is loaded as the package ``gemm_harness``, so that both sides of a comparison are measured
-by the same code, while ``import gemm`` finds whatever PYTHONPATH says, with or without a perf folder.
+This folder is loaded as the package ``gemm_harness``, so that both sides of a comparison are
+measured by the same code, while ``import gemm`` finds whatever PYTHONPATH says, with or without a
+perf folder of its own.
 """
 
 from __future__ import annotations

@@ -3,13 +3,13 @@
 The unit is a *round*: both revisions started as fresh processes and sampled alternately in random
 order, which yields one paired log ratio a case (the median over the round's pairs). Under "nothing
 changed" the two sides are exchangeable within a round, whatever the noise looks like over time and
-however heavy its tails, so the signs of the paired log ratios are symmetric and Wilcoxon's signed-rank
-test on rounds is exact.
+however heavy its tails, so the signs of the paired log ratios are symmetric and Wilcoxon's
+signed-rank test on rounds is exact.
 
 1. *Screening*: a case is a candidate when its test is below `screen_alpha` and its median is above
    half the smallest effect. This is lenient; it only saves time.
-2. *Confirmation*: candidates alone are measured again in more, fresh rounds. One is an alarm when its
-   p is at most `gate_alpha` / number of candidates (Bonferroni) and its median exceeds both the
+2. *Confirmation*: candidates alone are measured again in more, fresh rounds. One is an alarm when
+   its p is at most `gate_alpha` / number of candidates (Bonferroni) and its median exceeds both the
    smallest effect and the case's own noise floor. No screening sample enters. So the chance that a
    whole gate run alarms falsely is at most `gate_alpha`, for any number of cases.
 """
@@ -49,7 +49,7 @@ class Rules:
 
 
 def round_ratios(base: ArrayLike, head: ArrayLike) -> NDArray:
-    """Paired log ratios head/base: (..., rounds, samples) each -> median over samples (..., rounds)."""
+    """Paired log ratios head/base, (..., rounds, samples) each -> their medians (..., rounds)."""
     return np.median(np.log(np.asarray(head)) - np.log(np.asarray(base)), axis=-1)
 
 
@@ -131,7 +131,7 @@ class Verdict:
         if self.kind == "below floor":
             return (
                 f"{percent} measured, below the noise floor of {100 * self.floor:.1f} %: "
-                f"up to {100 * (self.high - 1):+.1f} % is not excluded"
+                f"{100 * (self.low - 1):+.1f} to {100 * (self.high - 1):+.1f} % is not excluded"
             )
         if self.kind == "same":
             return f"no difference (at most {100 * max(self.high - 1, 1 - self.low):.1f} %)"

@@ -1,7 +1,7 @@
-"""The machine, the versions and the environment a figure belongs to, and a clean environment for workers.
+"""The machine, versions and environment a figure belongs to; a clean environment for workers.
 
-`facts()` is stored beside every result. `identity()` is the part that must agree for two results to be
-comparable at all: CPU, core count, caches, operating system, Python and NumPy.
+`facts()` is stored beside every result. `identity()` is the part that must agree for two results
+to be comparable at all: CPU, core count, caches, operating system, Python and NumPy.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any
 
 LIBRARIES = (
-    "gemm", "numpy", "scipy", "numba", "llvmlite", "torch", "blis", "onnxruntime", "cupy", "ml_dtypes",
+    "gemm", "numpy", "scipy", "numba", "llvmlite", "torch", "blis", "onnxruntime", "cupy",
+    "ml_dtypes",
 )  # fmt: skip
 # What changes OpenBLAS's kernel or its blocking, not how many threads it runs.
 _THREAD_VARIABLES = ("OPENBLAS_NUM_THREADS", "OPENBLAS_DEFAULT_NUM_THREADS", "OPENBLAS_MAIN_FREE")

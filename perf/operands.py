@@ -1,4 +1,4 @@
-"""Random operands of a case as NumPy arrays, in the case's layout, and enough sets to rotate them."""
+"""Random operands of a case as NumPy arrays, in the case's layout, and how many sets to rotate."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs the probes: each sample is a fresh process, cold ones with an empty kernel cache of their own."""
+"""Runs the probes: each sample is a fresh process; cold ones get an empty kernel cache."""
 
 from __future__ import annotations
 

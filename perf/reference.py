@@ -1,7 +1,7 @@
-"""The right answer, independent of every contender, and the check each must pass before it is timed.
+"""The right answer, independent of every contender: the check each passes before it is timed.
 
-Integers are exact modulo 2^width: the operands are cut into 16-bit limbs whose products are exact in
-float64. Floats narrower than float64 are compared element by element with the float64 product.
+Integers are exact modulo 2^width: the operands are cut into 16-bit limbs whose products are exact
+in float64. Floats narrower than float64 are compared element by element with the float64 product.
 For float64 and complex128 a sample of rows, and the product with a random vector of signs (which
 every element enters), are computed in long double.
 """

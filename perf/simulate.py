@@ -31,7 +31,7 @@ class Noise:
 
 @dataclass(frozen=True)
 class Outcome:
-    """Of `runs` gate runs of `cases` cases: how many alarmed, found the fault, called it below floor."""
+    """Of `runs` gate runs: how many alarmed falsely, found the fault, called it below floor."""
 
     runs: int
     cases: int

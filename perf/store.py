@@ -1,4 +1,4 @@
-"""Results on disk: JSON, written whole or not at all; a folder that cannot be written is no disaster."""
+"""Results on disk: JSON, written whole or not at all; an unwritable folder is no disaster."""
 
 from __future__ import annotations
 

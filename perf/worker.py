@@ -1,7 +1,7 @@
 """The measuring process: answers requests, one JSON object a line, until its input ends.
 
-It lives in a process of its own so that the yardstick's environment is clean, a crash of any library
-costs one case, and two revisions of gemm can be sampled alternately.
+It lives in a process of its own so that the yardstick's environment is clean, a crash of any
+library costs one case, and two revisions of gemm can be sampled alternately.
 """
 
 from __future__ import annotations
@@ -44,12 +44,17 @@ class Session:
         """The machine's pulse."""
         return {"seconds": calibration_loop()}
 
-    def ready(self, case: str, seconds: float) -> dict[str, Any]:
-        """Make the case of this table line ready; its batch size, or why it cannot be measured."""
+    def ready(self, case: str, seconds: float, checked: bool) -> dict[str, Any]:
+        """Make the case of this table line ready, or say why it cannot be measured.
+
+        Answers the number of calls that make a sample of about `seconds` (0: not asked). A case
+        whose result was `checked` in an earlier process is not checked again.
+        """
         (one,) = cases.parse(case)
         try:
-            made = alternate.ready(self._contender, one, alternate.operand_sets(one))
-            number = made.timed.number_for(seconds)
+            sets = alternate.operand_sets(one)
+            made = alternate.ready(self._contender, one, sets, checked)
+            number = made.timed.number_for(seconds) if seconds else 0
         except (contenders.NotAvailable, reference.WrongResult, rules.RuleBroken) as error:
             return {"reason": str(error), "kind": type(error).__name__}
         self._prepared = {one.name: made}  # only one case is alive at a time
@@ -57,7 +62,10 @@ class Session:
 
     def sample(self, case: str, number: int, slowdown: float = 1.0) -> dict[str, Any]:
         """One sample of a case that is ready: seconds a call."""
-        return {"seconds": self._prepared[case].timed.sample(number, slowdown)}
+        compiled = rules.compiled_kernels()
+        seconds = self._prepared[case].timed.sample(number, slowdown)
+        rules.nothing_compiled(compiled, rules.compiled_kernels())
+        return {"seconds": seconds}
 
     def compare(self, case: str, names: list[str], **options: Any) -> dict[str, Any]:
         """Alternate samples of several contenders."""
