@@ -106,7 +106,7 @@ def _conv(rank: int) -> Function:
             w = operands.array(name, "w", w)
             operands.check_rank(name, "w", w, rank + 2)
             taken = layouts.view(w, order.filter)
-            count, per_group, *kernel = taken.shape
+            count, per_group, kernel = taken.shape[0], taken.shape[1], taken.shape[2:]
             operands.check_groups(name, groups, count)
         operands.check_channels(name, "x", source.shape[1], per_group, groups)
         shape = geometry.forward(name, source.shape[2:], kernel, stride, padding, dilation)

@@ -200,12 +200,12 @@ def forward(
     if isinstance(padding, str):
         _check_word(name, padding)
     if isinstance(padding, str) and padding != "valid":
-        output = tuple(-(-i // s) for i, s in zip(input, stride, strict=True))
+        output = [-(-i // s) for i, s in zip(input, stride, strict=True)]
         before = tuple(
             _sides(max((o - 1) * s + r - i, 0), padding == "same_lower")[0]
             for i, o, s, r in zip(input, output, stride, reach, strict=True)
         )
-        return Geometry(tuple(input), kernel, stride, dilation, before, output)
+        return Geometry(tuple(input), kernel, stride, dilation, before, tuple(output))
     pads = [(0, 0)] * rank if isinstance(padding, str) else _pairs(name, padding, rank)
     output = []
     for axis, (i, r, s, (b, a)) in enumerate(zip(input, reach, stride, pads, strict=True)):

@@ -30,6 +30,7 @@ class Layouts:
 
 def parse(name: str, layout: Layout, rank: int) -> Layouts:
     """The axis orders of ``layout`` for ``rank`` spatial axes; ValueError when it is not one."""
+    given: tuple[str, ...]
     if isinstance(layout, str):
         last = layout[-1:] == "C"
         given = (layout, "OHWI" if last else "OIHW", layout)

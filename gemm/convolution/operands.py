@@ -32,16 +32,16 @@ def check_rank(name: str, what: str, value: np.ndarray, axes: int) -> None:
         raise ValueError(f"{name}: {what} must have {axes} axes, got shape {value.shape}")
 
 
-def check_groups(name: str, groups: int, filters: int) -> None:
-    """Refuse a number of groups that does not divide the filters."""
+def check_groups(name: str, groups: int, count: int, what: str = "filters") -> None:
+    """Refuse a number of groups that does not divide the filters or channels."""
     try:
         groups = operator.index(groups)
     except TypeError:
         raise TypeError(f"{name}: groups must be an integer, got {groups!r}") from None
     if groups < 1:
         raise ValueError(f"{name}: groups must be at least 1, got {groups}")
-    if filters % groups:
-        raise ValueError(f"{name}: {filters} filters are not divisible into {groups} groups")
+    if count % groups:
+        raise ValueError(f"{name}: {count} {what} are not divisible into {groups} groups")
 
 
 def check_channels(name: str, what: str, channels: int, per_group: int, groups: int) -> None:

@@ -1,0 +1,242 @@
+"""The custom operators: three that are closed under differentiation, and linear.
+
+y = conv(x, w) is linear in both operands, and so are its two gradients. The gradients of each of
+``conv``, ``conv_input`` and ``conv_weight`` are two of the same three, so derivatives of any order
+exist. Each operator has a fake kernel, which is all that ``torch.compile`` needs to keep a whole
+graph. Geometry is passed as ``before`` (padding) and the spatial extents of the result, so that
+transposed convolution, uneven padding and remainders need no operator of their own.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from gemm import engine
+from gemm.convolution import filters, forward, gradients, transposed
+from gemm.convolution.geometry import Geometry
+from gemm.torch.arrays import array, result_format
+
+
+def _geometry(
+    x: list[int] | torch.Size,
+    w: Tensor | list[int],
+    stride: list[int],
+    before: list[int],
+    output: list[int] | torch.Size,
+    dilation: list[int],
+) -> Geometry:
+    kernel = w.shape[2:] if isinstance(w, Tensor) else w
+    return Geometry(
+        tuple(x), tuple(kernel), tuple(stride), tuple(dilation), tuple(before), tuple(output)
+    )
+
+
+def _grouped(tensor: Tensor, groups: int, axis: int = 1):
+    values = array(tensor)
+    shape = values.shape
+    return values.reshape(*shape[:axis], groups, shape[axis] // groups, *shape[axis + 1 :])
+
+
+def _addend(bias: Tensor | None, groups: int) -> forward.Addend:
+    return forward.Addend(None if bias is None else array(bias).reshape(groups, -1))
+
+
+@torch.library.custom_op("gemm::conv", mutates_args=(), device_types="cpu")
+def conv(
+    x: Tensor,
+    w: Tensor,
+    bias: Tensor | None,
+    stride: list[int],
+    before: list[int],
+    output: list[int],
+    dilation: list[int],
+    groups: int,
+) -> Tensor:
+    """Convolution of x (N, C, *spatial) with w (O, C / groups, *kernel) to spatial extents
+    ``output``.
+    """
+    y = _conv_result(x, w, bias, stride, before, output, dilation, groups)
+    geometry = _geometry(x.shape[2:], w, stride, before, output, dilation)
+    forward.convolve(
+        _grouped(x, groups),
+        filters.cached(w, array(w), groups),
+        geometry.axes(),
+        _grouped(y, groups),
+        algorithm="auto",
+        dtype=array(x).dtype,
+        addend=_addend(bias, groups),
+    )
+    return y
+
+
+@conv.register_fake
+def _conv_result(x, w, bias, stride, before, output, dilation, groups):
+    shape = (x.shape[0], w.shape[0], *output)
+    return torch.empty(shape, dtype=x.dtype, device=x.device, memory_format=result_format(x, w))
+
+
+@torch.library.custom_op("gemm::conv_input", mutates_args=(), device_types="cpu")
+def conv_input(
+    dy: Tensor,
+    w: Tensor,
+    bias: Tensor | None,
+    stride: list[int],
+    before: list[int],
+    input: list[int],
+    dilation: list[int],
+    groups: int,
+) -> Tensor:
+    """The transpose of ``conv`` in x: dy (N, O, *outputs) to (N, C, *input), plus a bias (C,)."""
+    x = _conv_input_result(dy, w, bias, stride, before, input, dilation, groups)
+    dtype = array(dy).dtype
+    transposed.convolve(
+        _grouped(dy, groups),
+        array(w),
+        _geometry(input, w, stride, before, dy.shape[2:], dilation),
+        _grouped(x, groups),
+        groups=groups,
+        algorithm="auto",
+        dtypes=(dtype, dtype),
+        addend=_addend(bias, groups),
+    )
+    return x
+
+
+@conv_input.register_fake
+def _conv_input_result(dy, w, bias, stride, before, input, dilation, groups):
+    shape = (dy.shape[0], w.shape[1] * groups, *input)
+    return torch.empty(shape, dtype=dy.dtype, device=dy.device, memory_format=result_format(dy, w))
+
+
+@torch.library.custom_op("gemm::conv_weight", mutates_args=(), device_types="cpu")
+def conv_weight(
+    dy: Tensor,
+    x: Tensor,
+    stride: list[int],
+    before: list[int],
+    kernel: list[int],
+    dilation: list[int],
+    groups: int,
+) -> Tensor:
+    """The transpose of ``conv`` in w: dy (N, O, *outputs) and x (N, C, *spatial) to filters."""
+    w = _conv_weight_result(dy, x, stride, before, kernel, dilation, groups)
+    wide = torch.float32 if w.dtype in (torch.float16, torch.bfloat16) else w.dtype
+    total = torch.empty(w.shape, dtype=wide)
+    dtype = array(x).dtype
+    gradients.filter_gradient(
+        _grouped(x, groups),
+        _grouped(dy, groups),
+        _geometry(x.shape[2:], kernel, stride, before, dy.shape[2:], dilation).axes(),
+        _grouped(total, groups, 0),
+        dtypes=(dtype, dtype),
+    )
+    return w.copy_(total)
+
+
+@conv_weight.register_fake
+def _conv_weight_result(dy, x, stride, before, kernel, dilation, groups):
+    shape = (dy.shape[1], x.shape[1] // groups, *kernel)
+    return torch.empty(shape, dtype=x.dtype, device=x.device, memory_format=result_format(x, dy))
+
+
+@torch.library.custom_op("gemm::linear", mutates_args=(), device_types="cpu")
+def linear(x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor:
+    """x (..., K) times the transpose of w (N, K), plus a bias (N,)."""
+    y = _linear_result(x, w, bias)
+    if bias is not None:
+        y.copy_(bias.detach().expand_as(y))
+    engine.product(
+        array(x.detach().reshape(-1, x.shape[-1]) if x.numel() else x.new_empty(0, w.shape[1])),
+        array(w).swapaxes(0, 1),
+        array(y.view(-1, w.shape[0]) if y.numel() else y.new_empty(0, w.shape[0])),
+        beta=0 if bias is None else 1,
+    )
+    return y
+
+
+@linear.register_fake
+def _linear_result(x, w, bias):
+    return torch.empty((*x.shape[:-1], w.shape[0]), dtype=x.dtype, device=x.device)
+
+
+def _conj(tensor: Tensor) -> Tensor:
+    return tensor.conj().resolve_conj() if tensor.is_complex() else tensor
+
+
+def _keep_conv(ctx, inputs, output):
+    first, second, bias, ctx.stride, ctx.before, _, ctx.dilation, ctx.groups = inputs
+    ctx.save_for_backward(first, second)
+    ctx.has_bias = bias is not None
+
+
+def _bias_gradient(ctx, g: Tensor) -> Tensor | None:
+    return g.sum((0, *range(2, g.ndim))) if ctx.has_bias and ctx.needs_input_grad[2] else None
+
+
+def _conv_backward(ctx, g):
+    x, w = ctx.saved_tensors
+    dx = dw = None
+    if ctx.needs_input_grad[0]:
+        dx = conv_input(
+            g, _conj(w), None, ctx.stride, ctx.before, x.shape[2:], ctx.dilation, ctx.groups
+        )
+    if ctx.needs_input_grad[1]:
+        dw = conv_weight(g, _conj(x), ctx.stride, ctx.before, w.shape[2:], ctx.dilation, ctx.groups)
+    return dx, dw, _bias_gradient(ctx, g), None, None, None, None, None
+
+
+def _conv_input_backward(ctx, g):
+    dy, w = ctx.saved_tensors
+    ddy = dw = None
+    if ctx.needs_input_grad[0]:
+        ddy = conv(
+            g, _conj(w), None, ctx.stride, ctx.before, dy.shape[2:], ctx.dilation, ctx.groups
+        )
+    if ctx.needs_input_grad[1]:
+        dw = conv_weight(
+            _conj(dy), g, ctx.stride, ctx.before, w.shape[2:], ctx.dilation, ctx.groups
+        )
+    return ddy, dw, _bias_gradient(ctx, g), None, None, None, None, None
+
+
+def _keep_weight(ctx, inputs, output):
+    dy, x, ctx.stride, ctx.before, _, ctx.dilation, ctx.groups = inputs
+    ctx.save_for_backward(dy, x)
+
+
+def _conv_weight_backward(ctx, g):
+    dy, x = ctx.saved_tensors
+    ddy = dx = None
+    rest = (ctx.dilation, ctx.groups)
+    if ctx.needs_input_grad[0]:
+        ddy = conv(_conj(x), g, None, ctx.stride, ctx.before, dy.shape[2:], *rest)
+    if ctx.needs_input_grad[1]:
+        dx = conv_input(_conj(dy), g, None, ctx.stride, ctx.before, x.shape[2:], *rest)
+    return ddy, dx, None, None, None, None, None
+
+
+def _keep_linear(ctx, inputs, output):
+    x, w, bias = inputs
+    ctx.save_for_backward(x, w)
+    ctx.has_bias = bias is not None
+
+
+def _linear_backward(ctx, g):
+    x, w = ctx.saved_tensors
+    rows = g.reshape(-1, g.shape[-1]) if g.numel() else g.new_empty(0, w.shape[0])
+    dx = dw = db = None
+    if ctx.needs_input_grad[0]:
+        dx = linear(g, _conj(w).t(), None)
+    if ctx.needs_input_grad[1]:
+        flat = x.reshape(-1, x.shape[-1]) if x.numel() else x.new_empty(0, w.shape[1])
+        dw = linear(rows.t(), _conj(flat).t(), None)
+    if ctx.has_bias and ctx.needs_input_grad[2]:
+        db = rows.sum(0)
+    return dx, dw, db
+
+
+conv.register_autograd(_conv_backward, setup_context=_keep_conv)
+conv_input.register_autograd(_conv_input_backward, setup_context=_keep_conv)
+conv_weight.register_autograd(_conv_weight_backward, setup_context=_keep_weight)
+linear.register_autograd(_linear_backward, setup_context=_keep_linear)
