@@ -65,12 +65,12 @@ class Target:
 class WordFunction(Callable, Opaque):
     """The Numba type of a vocabulary word."""
 
-    def __init__(self, word):
-        self.word = word
+    def __init__(self, word, rule):
+        self.word, self.rule = word, rule
         super().__init__(f"word {word.__name__}")
 
     def get_call_type(self, context, args, kws):
-        result = values.RULES[self.word](*args, **kws)
+        result = self.rule(*args, **kws)
         return signature(result, *args)
 
     def get_call_signatures(self):
@@ -126,9 +126,11 @@ class TileTyping(typing.Context):
             return values.Constant(val)
         if isinstance(val, python_types.FunctionType):
             if val not in self._functions:
-                word = val in values.RULES
+                word = val in self.target_context.words
                 self._functions[val] = (
-                    WordFunction(val) if word else InlinedFunction(val, self.target_context)
+                    WordFunction(val, self.target_context.words[val])
+                    if word
+                    else InlinedFunction(val, self.target_context)
                 )
             return self._functions[val]
         return super().resolve_value_type(val)
@@ -194,12 +196,15 @@ class TileContext(cpu.CPUContext):
 
         self.machine_target = target
         self.lowering = importlib.import_module(target.lowering)
+        self.words = {**values.RULES, **getattr(self.lowering, "RULES", {})}
         super().__init__(typing_context, "cpu")
         typing_context.target_context = self
 
     def init(self):
         self.is32bit = False
-        self._internal_codegen = IRCodegen(self.machine_target.machine(), self.machine_target.triple)
+        self._internal_codegen = IRCodegen(
+            self.machine_target.machine(), self.machine_target.triple
+        )
 
     def codegen(self):
         return self._internal_codegen
@@ -297,27 +302,35 @@ def context_of(target: Target) -> TileContext:
 # -- LLVM ----------------------------------------------------------------------------------------
 
 
-def _entry(context, fndesc, argtypes, name: str) -> str:
-    """IR of `int32 name(int64 *arguments)`, which loads each argument and calls the kernel."""
+def _entry(context, fndesc, argtypes, name: str, style: str) -> str:
+    """IR of the C function that calls the kernel.
+
+    style 'table': int32 name(int64 *arguments), loading each argument; 'raw': int64 name(int64...),
+    returning the kernel's own result.
+    """
     module = ir.Module(name)
     module.triple = context.machine_target.triple
     i64 = ir.IntType(64)
-    function = ir.Function(module, ir.FunctionType(ir.IntType(32), [i64.as_pointer()]), name)
+    raw = style == "raw"
+    parameters = [i64] * len(argtypes) if raw else [i64.as_pointer()]
+    result = i64 if raw else ir.IntType(32)
+    function = ir.Function(module, ir.FunctionType(result, parameters), name)
     builder = ir.IRBuilder(function.append_basic_block())
     llvm_types = [context.get_value_type(t) for t in argtypes]
-    loaded = []
+    arguments = []
     for index, kind in enumerate(llvm_types):
-        raw = builder.load(builder.gep(function.args[0], [ir.Constant(i64, index)]))
+        if raw:
+            value = function.args[index]
+        else:
+            value = builder.load(builder.gep(function.args[0], [ir.Constant(i64, index)]))
         if isinstance(kind, ir.PointerType):
-            raw = builder.inttoptr(raw, kind)
-        elif isinstance(kind, ir.DoubleType):
-            raw = builder.bitcast(raw, kind)
-        loaded.append(raw)
-    result = context.get_value_type(fndesc.restype)
-    slot = builder.alloca(result)
+            value = builder.inttoptr(value, kind)
+        arguments.append(value)
+    slot = builder.alloca(context.get_value_type(fndesc.restype))
     callee_type = ir.FunctionType(ir.IntType(32), [slot.type, *llvm_types])
     callee = ir.Function(module, callee_type, fndesc.llvm_func_name)
-    builder.ret(builder.call(callee, [slot, *loaded]))
+    status = builder.call(callee, [slot, *arguments])
+    builder.ret(builder.load(slot) if raw else status)
     return str(module)
 
 
@@ -350,12 +363,12 @@ def link(texts, target: Target, machine, name: str):
     return module
 
 
-def lower(function, argtypes, target: Target, name: str = "kernel"):
+def lower(function, argtypes, target: Target, name: str = "kernel", style: str = "table"):
     """The optimised LLVM module of a kernel and the machine to emit it for."""
     started = time.perf_counter()
     context = context_of(target)
     result = context.compile_function(function, argtypes)
-    texts = [*result.library.texts, _entry(context, result.fndesc, argtypes, name)]
+    texts = [*result.library.texts, _entry(context, result.fndesc, argtypes, name, style)]
     machine = target.machine()
     module = link(texts, target, machine, name)
     if os.environ.get("GEMM_VERBOSE", "0") not in ("", "0"):
@@ -365,9 +378,9 @@ def lower(function, argtypes, target: Target, name: str = "kernel"):
     return module, machine
 
 
-def compile_object(function, argtypes, target: Target, name: str = "kernel") -> bytes:
-    """Object code with one visible function, `int32 name(int64 *arguments)`."""
-    module, machine = lower(function, argtypes, target, name)
+def compile_object(function, argtypes, target: Target, name="kernel", style="table") -> bytes:
+    """Object code with one visible function; `style` as in `_entry`."""
+    module, machine = lower(function, argtypes, target, name, style)
     return machine.emit_object(module)
 
 
@@ -377,4 +390,12 @@ def compile_assembly(function, argtypes, target: Target, name: str = "kernel") -
     return machine.emit_assembly(module)
 
 
-__all__ = ["Target", "compile_assembly", "compile_object", "context_of", "intp", "lower", "unliteral"]
+__all__ = [
+    "Target",
+    "compile_assembly",
+    "compile_object",
+    "context_of",
+    "intp",
+    "lower",
+    "unliteral",
+]

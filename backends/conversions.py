@@ -95,7 +95,9 @@ def narrow(builder, value, name: str):
     top = ((1 << exponent) - 1) << mantissa
     nan = builder.icmp_unsigned(">", magnitude, splat(kind, 0x7F800000))
     if infinite:
-        out = builder.select(builder.icmp_unsigned(">", out, splat(kind, top)), splat(kind, top), out)
+        out = builder.select(
+            builder.icmp_unsigned(">", out, splat(kind, top)), splat(kind, top), out
+        )
         huge = builder.icmp_unsigned(">=", magnitude, splat(kind, _bits(2.0 ** (bias + 1))))
         out = builder.select(huge, splat(kind, top), out)
         out = builder.select(nan, splat(kind, top | (1 << (mantissa - 1))), out)

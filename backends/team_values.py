@@ -59,8 +59,9 @@ class Held(types.Type):
 
     @property
     def llvm(self):
-        scalar = values.LLVM_SCALARS[self.stage.dtype.real.compute]
-        return ir.ArrayType(scalar, self.count * self.stage.dtype.components)
+        real = self.stage.dtype.real
+        raw = values.LLVM_SCALARS.get(real.name, ir.IntType(real.bits))
+        return ir.ArrayType(raw, self.count * self.stage.dtype.components)
 
 
 @register_default(Box)

@@ -42,14 +42,16 @@ class Pointer(types.Type):
         super().__init__(f"Pointer({dtype}, {space})")
 
 
+def vector_type(dtype: DType, lanes: int):
+    """LLVM's vector of computed values; complex ones are pairs of adjacent lanes (re, im)."""
+    return ir.VectorType(LLVM_SCALARS[dtype.real.compute], lanes * dtype.components)
+
+
 class Lanes(types.Type):
     def __init__(self, dtype: DType, lanes: int):
         self.dtype, self.lanes = dtype, lanes
+        self.llvm = vector_type(dtype, lanes)
         super().__init__(f"Lanes({dtype}, {lanes})")
-
-    @property
-    def llvm(self):
-        return ir.VectorType(LLVM_SCALARS[self.dtype.real.compute], self.lanes)
 
 
 class Tile(types.Type):
@@ -59,12 +61,11 @@ class Tile(types.Type):
 
     @property
     def vector(self):
-        return ir.VectorType(LLVM_SCALARS[self.shape.dtype.real.compute], self.shape.lanes)
+        return vector_type(self.shape.dtype, self.shape.lanes)
 
     @property
     def llvm(self):
-        count = self.shape.rows * self.shape.vectors * self.shape.dtype.components
-        return ir.ArrayType(self.vector, count)
+        return ir.ArrayType(self.vector, self.shape.rows * self.shape.vectors)
 
 
 class Constant(types.Type):
@@ -131,10 +132,8 @@ RULES: dict[Callable, Callable] = {
     words.tile_load: lambda s, p, r, m, n: Tile(constant(s)),
     words.tile_store: lambda p, r, t, m, n: types.none,
     words.tile_spill: lambda t, d: Pointer(constant(d)),
-    words.tile_transpose: lambda t: Tile(
-        TileShape(t.shape.lanes, 1, t.shape.rows, t.shape.dtype)
-    ),
-    words.outer_accumulate: lambda t, a, r, b: t,
+    words.tile_transpose: lambda t: Tile(TileShape(t.shape.lanes, 1, t.shape.rows, t.shape.dtype)),
+    words.outer_accumulate: lambda t, a, r, b, n: t,
     words.lesser: lambda i, j: types.intp,
     words.greater: lambda i, j: types.intp,
     words.barrier: lambda p, n: types.none,

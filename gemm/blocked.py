@@ -77,7 +77,6 @@ def make_macro_kernel(shape: TileShape, write_back, unroll: int):
     (row, column): where the block starts in matrix `batch` of the output.
     """
     MR, NR, size = shape.rows, shape.columns, shape.dtype.size
-    part = shape.dtype.real.size
     micro_kernel = make_outer_product(unroll)
     a_step = MR * size
     b_step = NR * size
@@ -95,7 +94,7 @@ def make_macro_kernel(shape: TileShape, write_back, unroll: int):
                     t = tile_zeros(shape)
                 else:
                     t = tile_load(shape, resting, home_rs, m, n)
-                t = micro_kernel(t, a_panel, part, a_step, b_panel, b_step, kb)
+                t = micro_kernel(t, a_panel, size, a_step, b_panel, b_step, NR, kb)
                 if last:
                     at = shift(c, ir * rs + jr * cs)
                     write_back(t, at, rs, cs, m, n, row + ir, column + jr, batch, extra)

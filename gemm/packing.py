@@ -10,8 +10,7 @@
 
 `count` runs along M for A and along N for B: the same routine serves both. Values are widened
 to the compute type on the way; a panel that reaches beyond `count` repeats the last real row,
-so every lane computes what a real one computes. Complex operands are planar inside a panel: P
-real parts, then P imaginary parts. Any strides in bytes: the two unit-stride cases move whole
+so every lane computes what a real one computes. Any strides in bytes: the two unit-stride cases move whole
 vectors (the second through a transposed block), the rest goes element by element.
 """
 
@@ -19,6 +18,7 @@ from __future__ import annotations
 
 from gemm.microkernels.dtypes import DType, TileShape
 from gemm.microkernels.vocabulary import (
+    copy,
     load,
     load_lanes,
     recast,
@@ -37,8 +37,6 @@ def make_pack(panel: int, lanes: int, source: DType, wide: DType):
     along: bytes from one of `count` to the next; across: bytes from one k to the next. dst has
     room for ceil(count / panel) * panel * k values of type `wide` and `lanes` more.
     """
-    if source.kind == "c":
-        return make_pack_complex(panel, source)
     size = source.size
     wide_size = wide.size
     step = panel * wide_size
@@ -83,11 +81,16 @@ def make_pack(panel: int, lanes: int, source: DType, wide: DType):
             t = tile_transpose(t)
             tile_store(shift(dst, at * wide_size), step, t, rest, min(lanes, panel - at))
 
+    def widen_into(dst, src):
+        store(dst, load(src))
+
+    # A complex element moves whole; it is never widened.
+    move = copy if source.kind == "c" else widen_into
+
     def pack_strided(dst, src, along, across, left, k):
         for _ in range(k):
             for i in range(panel):
-                x = load(shift(src, min(i, left - 1) * along))
-                store(shift(dst, i * wide_size), x)
+                move(shift(dst, i * wide_size), shift(src, min(i, left - 1) * along))
             src = shift(src, across)
             dst = shift(dst, step)
 
@@ -109,27 +112,3 @@ def make_pack(panel: int, lanes: int, source: DType, wide: DType):
                 dst = shift(dst, k * step)
 
     return pack
-
-
-def make_pack_complex(panel: int, source: DType):
-    """The same for complex operands: planar panels, element by element."""
-    real = source.real
-    part = real.size
-    plane = panel * part
-    step = 2 * plane
-
-    def pack_complex(dst, src, along, across, count, k):
-        src = recast(src, real)
-        dst = recast(dst, real)
-        for first in range(0, count, panel):
-            left = min(panel, count - first)
-            column = shift(src, first * along)
-            for _ in range(k):
-                for i in range(panel):
-                    at = shift(column, min(i, left - 1) * along)
-                    store(shift(dst, i * part), load(at))
-                    store(shift(dst, plane + i * part), load(shift(at, part)))
-                column = shift(column, across)
-                dst = shift(dst, step)
-
-    return pack_complex

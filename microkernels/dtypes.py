@@ -43,7 +43,11 @@ class DType:
         return self if self.kind == "c" else replace(self, compute=wide.compute)
 
     def __repr__(self) -> str:
-        return self.name if self.compute == DTYPES[self.name].compute else f"{self.name}->{self.compute}"
+        return (
+            self.name
+            if self.compute == DTYPES[self.name].compute
+            else f"{self.name}->{self.compute}"
+        )
 
 
 DTYPES: dict[str, DType] = {}
@@ -78,10 +82,10 @@ bool_ = _define("bool", "b", 8, "int32")
 class TileShape:
     """A register tile: `rows` x (`vectors` * `lanes`) accumulators of `dtype`.
 
-        lanes  lanes  (vectors = 2)
-      +------+------+
-      |      |      |  rows
-      +------+------+
+      lanes  lanes  (vectors = 2)
+    +------+------+
+    |      |      |  rows
+    +------+------+
     """
 
     rows: int

@@ -18,16 +18,19 @@ from .vocabulary import outer_accumulate, shift
 
 
 def make_outer_product(unroll: int = 4):
-    """The micro-kernel as a function of (tile, a, row_step, a_step, b, b_step, k)."""
+    """The micro-kernel as a function of (tile, a, row_step, a_step, b, b_step, n, k).
 
-    def outer_product(t, a, row_step, a_step, b, b_step, k):
+    n: columns of b that exist; a constant n of at least the tile's costs nothing.
+    """
+
+    def outer_product(t, a, row_step, a_step, b, b_step, n, k):
         for _ in range(k // unroll):
             for u in range(unroll):
-                t = outer_accumulate(t, shift(a, u * a_step), row_step, shift(b, u * b_step))
+                t = outer_accumulate(t, shift(a, u * a_step), row_step, shift(b, u * b_step), n)
             a = shift(a, unroll * a_step)
             b = shift(b, unroll * b_step)
         for _ in range(k % unroll):
-            t = outer_accumulate(t, a, row_step, b)
+            t = outer_accumulate(t, a, row_step, b, n)
             a = shift(a, a_step)
             b = shift(b, b_step)
         return t

@@ -29,14 +29,13 @@ class VectorUnit:
     temporaries: int = 1
 
     def lanes(self, dtype: DType) -> int:
-        return max(1, self.bytes // dtype.real.size)
+        return max(1, self.bytes // dtype.size)
 
 
 def illegal(shape: TileShape, unit: VectorUnit) -> str:
     """Why a tile does not suit a unit, with the numbers; empty when it does."""
-    parts = shape.dtype.components
-    accumulators = shape.rows * shape.vectors * parts
-    needed = accumulators + shape.vectors * parts + unit.temporaries * parts
+    accumulators = shape.rows * shape.vectors
+    needed = accumulators + shape.vectors + unit.temporaries
     if min(shape.rows, shape.vectors, shape.lanes) < 1:
         return f"{shape} has an empty side"
     if needed > unit.registers:
@@ -62,7 +61,7 @@ def traffic(shape: TileShape) -> float:
 
 def loads(shape: TileShape) -> float:
     """Vector and broadcast loads per fused multiply-add."""
-    return (shape.rows + shape.vectors) / (shape.rows * shape.vectors * shape.dtype.components)
+    return (shape.rows + shape.vectors / shape.dtype.components) / (shape.rows * shape.vectors)
 
 
 def candidates(unit: VectorUnit, dtype: DType) -> list[TileShape]:
@@ -76,7 +75,7 @@ def candidates(unit: VectorUnit, dtype: DType) -> list[TileShape]:
     legal = [s for s in shapes if not illegal(s, unit)]
     # A tile that misses the latency target still computes; it is only a last resort.
     if not legal:
-        legal = [s for s in shapes if s.rows * s.vectors * dtype.components + 2 <= unit.registers]
+        legal = [s for s in shapes if s.rows * s.vectors + 2 <= unit.registers]
     return sorted(legal, key=lambda s: (traffic(s), s.vectors))
 
 

@@ -163,34 +163,26 @@ def tile_transpose(t):
     return np.ascontiguousarray(t.T)
 
 
-def outer_accumulate(t, a, row_step, b):
-    """t[i, j] = fma(a[i], b[j], t[i, j]), one step of k.
+def outer_accumulate(t, a, row_step, b, n):
+    """t[i, j] = fma(a[i], b[min(j, n - 1)], t[i, j]), one step of k.
 
-    a: `rows` values `row_step` bytes apart; b: `columns` adjacent values; both of t's type.
-    Complex operands are planar (all real parts, then all imaginary parts) and each part is one
-    chain: re <- fma(ar, br, re), re <- fma(-ai, bi, re); im <- fma(ar, bi, im),
-    im <- fma(ai, br, im).
-    Cost: rows * vectors fused multiply-adds, `vectors` loads, `rows` broadcast loads.
+    a: `rows` values `row_step` bytes apart; b: n adjacent values; both widened to t's type.
+    Complex: each part is one chain, re <- fma(ar, br, re), re <- fma(ai, -bi, re) and
+    im <- fma(ar, bi, im), im <- fma(ai, br, im).
+    Cost: rows * vectors fused multiply-adds (twice that for complex), `vectors` loads, `rows`
+    broadcast loads.
     """
     rows, columns = t.shape
-    if t.dtype.kind == "c":
-        part = {"complex64": "float32", "complex128": "float64"}[t.dtype.name]
-        part = np.dtype(part)
-        ar = np.stack([shift(a, i * row_step).view(1, part)[0] for i in range(rows)])
-        far = shift(a, rows * row_step)
-        ai = np.stack([shift(far, i * row_step).view(1, part)[0] for i in range(rows)])
-        br = b.view(columns, part)
-        bi = shift(b, columns * part.itemsize).view(columns, part)
-        re = fused_multiply_add(ar[:, None], br[None], t.real)
-        re = fused_multiply_add(-ai[:, None], bi[None], re)
-        im = fused_multiply_add(ar[:, None], bi[None], t.imag)
-        im = fused_multiply_add(ai[:, None], br[None], im)
-        out = np.empty_like(t)
-        out.real, out.imag = re, im
-        return out
-    av = np.stack([load(shift(a, i * row_step)) for i in range(rows)])
-    bv = load_lanes(b, columns, columns)
-    return fused_multiply_add(av[:, None], bv[None], t)
+    av = np.stack([load(shift(a, i * row_step)) for i in range(rows)])[:, None]
+    bv = load_lanes(b, columns, n)[None]
+    if t.dtype.kind != "c":
+        return fused_multiply_add(av, bv, t)
+    out = np.empty_like(t)
+    re = fused_multiply_add(av.real, bv.real, t.real)
+    out.real = fused_multiply_add(av.imag, -bv.imag, re)
+    im = fused_multiply_add(av.real, bv.imag, t.imag)
+    out.imag = fused_multiply_add(av.imag, bv.real, im)
+    return out
 
 
 # -- integers ------------------------------------------------------------------------------------

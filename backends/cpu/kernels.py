@@ -78,17 +78,20 @@ def key_of(level: CPULevel, text: str) -> str:
     return kernel_cache.digest(sources_digest(), versions(), repr(level), text)
 
 
-def object_code(level: CPULevel, text: str, build) -> bytes:
-    """The object of kernel `text` for `level`; `build` returns (function, kinds) on a miss."""
+def object_code(level: CPULevel, text: str, build, entry: str = "table") -> bytes:
+    """The object of kernel `text` for `level`; `build` returns (function, kinds) on a miss.
+
+    entry: 'table' (an int64 argument table) or 'raw' (the arguments themselves).
+    """
     key = key_of(level, text)
     data = kernel_cache.get(key)
     if data is None:
-        data = compile_kernel(level, build)
+        data = compile_kernel(level, build, entry)
         kernel_cache.put(key, data)
     return data
 
 
-def compile_kernel(level: CPULevel, build) -> bytes:
+def compile_kernel(level: CPULevel, build, entry: str = "table") -> bytes:
     try:
         from numba.core.types import intp
 
@@ -101,7 +104,7 @@ def compile_kernel(level: CPULevel, build) -> bytes:
     function, kinds = build()
     types = [values.Pointer(k) if k != "integer" else intp for k in kinds]
     with _lock:
-        data = compiler.compile_object(function, types, target_of(level), ENTRY)
+        data = compiler.compile_object(function, types, target_of(level), ENTRY, entry)
     compiled.append(getattr(function, "label", function.__name__))
     return data
 

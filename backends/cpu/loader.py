@@ -34,10 +34,14 @@ def _sections(data: bytes):
     (table,) = struct.unpack_from("<Q", data, 40)
     size, count = struct.unpack_from("<HH", data, 58)
     if table + size * count > len(data):
-        raise LoadError(f"truncated: {len(data)} bytes, section table ends at {table + size * count}")
+        raise LoadError(
+            f"truncated: {len(data)} bytes, section table ends at {table + size * count}"
+        )
     keys = ("name", "type", "flags", "addr", "offset", "size", "link", "info", "align", "entsize")
     for i in range(count):
-        section = dict(zip(keys, struct.unpack_from("<IIQQQQIIQQ", data, table + i * size), strict=True))
+        section = dict(
+            zip(keys, struct.unpack_from("<IIQQQQIIQQ", data, table + i * size), strict=True)
+        )
         if section["type"] != NOBITS and section["offset"] + section["size"] > len(data):
             raise LoadError(f"truncated: section {i} ends beyond {len(data)} bytes")
         yield section
@@ -113,7 +117,9 @@ def load(data: bytes, name: str) -> int:
     for section in sections:
         if section["flags"] & ALLOCATED and section["type"] != NOBITS:
             start = section["offset"]
-            memory[section["at"] : section["at"] + section["size"]] = data[start : start + section["size"]]
+            memory[section["at"] : section["at"] + section["size"]] = data[
+                start : start + section["size"]
+            ]
     entry = None
     symbols = {}
     for index, table in enumerate(sections):
@@ -125,7 +131,11 @@ def load(data: bytes, name: str) -> int:
                 symbols[index, i] = base + sections[section]["at"] + value
                 if _text(data, sections[table["link"]], text) == name:
                     entry = symbols[index, i]
-    relocate = _relocate_arm if "aarch64" in platform.machine() or "arm" in platform.machine() else _relocate_x86
+    relocate = (
+        _relocate_arm
+        if "aarch64" in platform.machine() or "arm" in platform.machine()
+        else _relocate_x86
+    )
     for table in sections:
         if table["type"] == RELA and "at" in sections[table["info"]]:
             into = sections[table["info"]]["at"]

@@ -15,6 +15,7 @@ from gemm.microkernels.dtypes import DType
 
 from .. import conversions, values
 from ..conversions import splat
+from . import addresses
 
 I1, I8, I32, I64 = ir.IntType(1), ir.IntType(8), ir.IntType(32), ir.IntType(64)
 
@@ -39,8 +40,8 @@ def raw_type(dtype: DType):
 
 def read(builder, p, dtype: DType, lanes: int = 0):
     """`lanes` elements (0: one scalar) at p, widened to their compute type."""
-    kind = raw_type(dtype)
-    if lanes:
+    kind = values.vector_type(dtype, lanes) if dtype.kind == "c" else raw_type(dtype)
+    if lanes and dtype.kind != "c":
         kind = ir.VectorType(kind, lanes)
     raw = builder.load(builder.bitcast(p, kind.as_pointer()), align=1)
     return widen(builder, raw, dtype)
@@ -48,7 +49,7 @@ def read(builder, p, dtype: DType, lanes: int = 0):
 
 def widen(builder, raw, dtype: DType):
     """A stored scalar or vector as its compute type."""
-    if dtype.name == dtype.compute:
+    if dtype.name == dtype.compute or dtype.kind == "c":
         return raw
     target = values.LLVM_SCALARS[dtype.compute]
     wide = conversions.like(target, raw.type)
@@ -63,6 +64,8 @@ def widen(builder, raw, dtype: DType):
 
 def narrow(builder, value, dtype: DType):
     """A computed scalar or vector as it is stored."""
+    if dtype.kind == "c":
+        return value
     if dtype.kind == "f":
         if dtype.name in conversions.NARROW:
             return conversions.narrow(builder, value, dtype.name)
@@ -122,9 +125,18 @@ def spread(builder, scalar, lanes: int):
     return builder.shuffle_vector(one, ir.Constant(kind, ir.Undefined), zeros)
 
 
+def spread_element(builder, p, dtype: DType, lanes: int):
+    """The element at p, widened, in every lane (complex: the pair re, im in every pair)."""
+    if dtype.kind != "c":
+        return spread(builder, read(builder, p, dtype), lanes)
+    pair = read(builder, p, dtype, 1)
+    order = ir.Constant(ir.VectorType(I32, 2 * lanes), [0, 1] * lanes)
+    return builder.shuffle_vector(pair, ir.Constant(pair.type, ir.Undefined), order)
+
+
 def has_masked_moves(context, dtype: DType) -> bool:
-    features = context.machine_target.features
-    return dtype.name == dtype.compute and ("+avx," in features + "," or "+avx2" in features)
+    features = context.machine_target.features.split(",")
+    return dtype.name == dtype.compute and "+avx2" in features
 
 
 def lane_mask(builder, lanes: int, n):
@@ -146,22 +158,27 @@ def _mangle(vector):
 
 def read_edge(context, builder, p, dtype: DType, lanes: int, n):
     """The first n lanes (1 <= n < lanes) from p; the rest repeat the last of them."""
-    last = read(builder, advance(builder, p, builder.mul(builder.sub(n, int64(1)), int64(dtype.size))), dtype)
-    filled = spread(builder, last, lanes)
+    back = builder.mul(builder.sub(n, int64(1)), int64(dtype.size))
+    filled = spread_element(builder, advance(builder, p, back), dtype, lanes)
     if has_masked_moves(context, dtype):
         vector = filled.type
         name = f"llvm.masked.load.{_mangle(vector)}.p0"
         typed = builder.bitcast(p, vector.as_pointer())
-        mask = lane_mask(builder, lanes, n)
+        mask = lane_mask(builder, vector.count, builder.mul(n, int64(dtype.components)))
         return _masked(builder, name, vector, [typed, ir.Constant(I32, 1), mask, filled])
     slot = cgutils.alloca_once(builder, filled.type)
     builder.store(filled, slot, align=1)
-    step = filled.type.element
-    base = builder.bitcast(slot, step.as_pointer())
+    base = builder.bitcast(slot, values.BYTE_POINTER)
     with cgutils.for_range(builder, n, intp=I64) as loop:
-        x = read(builder, advance(builder, p, builder.mul(loop.index, int64(dtype.size))), dtype)
-        builder.store(x, builder.gep(base, [loop.index]), align=1)
+        x = read(builder, advance(builder, p, builder.mul(loop.index, int64(dtype.size))), dtype, 1)
+        at = advance(builder, base, builder.mul(loop.index, int64(_bytes(x.type))))
+        builder.store(x, builder.bitcast(at, x.type.as_pointer()), align=1)
     return builder.load(slot, align=1)
+
+
+def _bytes(vector) -> int:
+    width = {ir.FloatType(): 4, ir.DoubleType(): 8}.get(vector.element)
+    return vector.count * (width or vector.element.width // 8)
 
 
 def read_lanes(context, builder, p, dtype: DType, lanes: int, n):
@@ -184,7 +201,7 @@ def read_lanes(context, builder, p, dtype: DType, lanes: int, n):
 
 def write_lanes(context, builder, p, vector, dtype: DType, n):
     """As the word store_lanes, but n <= 0 writes nothing."""
-    lanes = vector.type.count
+    lanes = vector.type.count // dtype.components
     if isinstance(n, ir.Constant) and n.constant >= lanes:
         write(builder, p, vector, dtype)
         return
@@ -193,24 +210,28 @@ def write_lanes(context, builder, p, vector, dtype: DType, n):
         with then:
             write(builder, p, vector, dtype)
         with otherwise:
-            if has_masked_moves(context, dtype):
+            if has_masked_moves(context, dtype) and narrow(builder, vector, dtype) is vector:
                 name = f"llvm.masked.store.{_mangle(vector.type)}.p0"
                 typed = builder.bitcast(p, vector.type.as_pointer())
-                mask = lane_mask(builder, lanes, n)
+                count = builder.mul(n, int64(dtype.components))
+                mask = lane_mask(builder, vector.type.count, count)
                 _masked(builder, name, ir.VoidType(), [vector, typed, ir.Constant(I32, 1), mask])
             else:
                 raw = narrow(builder, vector, dtype)
-                _write_each(builder, p, int64(dtype.size), raw, n)
+                _write_each(builder, p, int64(dtype.size), raw, dtype, n)
 
 
-def _write_each(builder, p, step, raw, n):
+def _write_each(builder, p, step, raw, dtype: DType, n):
+    """Elements 0..n of a stored vector, `step` bytes apart."""
     slot = cgutils.alloca_once(builder, raw.type)
     builder.store(raw, slot, align=1)
-    base = builder.bitcast(slot, raw.type.element.as_pointer())
+    kind = ir.VectorType(raw.type.element, dtype.components).as_pointer()
+    base = builder.bitcast(slot, values.BYTE_POINTER)
     with cgutils.for_range(builder, n, intp=I64) as loop:
-        x = builder.load(builder.gep(base, [loop.index]), align=1)
+        at = advance(builder, base, builder.mul(loop.index, int64(dtype.size)))
+        x = builder.load(builder.bitcast(at, kind), align=1)
         to = advance(builder, p, builder.mul(loop.index, step))
-        builder.store(x, builder.bitcast(to, x.type.as_pointer()), align=1)
+        builder.store(x, builder.bitcast(to, kind), align=1)
 
 
 def lower_load_lanes(context, builder, sig, args):
@@ -232,11 +253,12 @@ def lower_store_lanes(context, builder, sig, args):
 
 def lower_scatter_lanes(context, builder, sig, args):
     p, step, vector, n = args
-    lanes = vector.type.count
+    dtype = sig.args[0].dtype
+    lanes = vector.type.count // dtype.components
     n = context.cast(builder, n, sig.args[3], _intp())
     step = context.cast(builder, step, sig.args[1], _intp())
     count = builder.select(builder.icmp_signed("<", n, int64(lanes)), n, int64(lanes))
-    _write_each(builder, p, step, narrow(builder, vector, sig.args[0].dtype), count)
+    _write_each(builder, p, step, narrow(builder, vector, dtype), dtype, count)
 
 
 def lower_gather_lanes(context, builder, sig, args):
@@ -264,89 +286,51 @@ def lower_broadcast(context, builder, sig, args):
 # -- tiles ---------------------------------------------------------------------------------------
 
 
-def _rows(tile: values.Tile):
-    """(row, vector, byte offset in the row) of each vector of a real tile, in storage order."""
-    shape = tile.shape
-    size = shape.lanes * shape.dtype.real.size
-    for i in range(shape.rows):
-        for v in range(shape.vectors):
-            yield i, v, v * size
-
-
 def lower_tile_zeros(context, builder, sig, args):
     return ir.Constant(sig.return_type.llvm, None)
 
 
-def _interleaved(builder, p, tile, n, context):
-    """(re, im) vectors of `lanes` interleaved complex elements at p, n of them valid."""
-    shape = tile.shape
-    real = shape.dtype.real
-    parts = []
-    step = int64(shape.dtype.size)
-    for offset in (0, real.size):
-        vector = ir.Constant(tile.vector, ir.Undefined)
-        for lane in range(shape.lanes):
-            last = builder.sub(n, int64(1))
-            index = builder.select(builder.icmp_signed("<", int64(lane), n), int64(lane), last)
-            at = advance(builder, p, builder.add(builder.mul(index, step), int64(offset)))
-            vector = builder.insert_element(
-                vector, read(builder, at, real), ir.Constant(I32, lane)
-            )
-        parts.append(vector)
-    return parts
+def _minus(builder, i, j: int):
+    return int64(i.constant - j) if isinstance(i, ir.Constant) else builder.sub(i, int64(j))
 
 
 def lower_tile_load(context, builder, sig, args):
-    tile, pointer = sig.return_type, sig.args[1]
+    tile, dtype = sig.return_type, sig.args[1].dtype
     shape = tile.shape
     p = args[1]
-    step = context.cast(builder, args[2], sig.args[2], _intp())
-    m = context.cast(builder, args[3], sig.args[3], _intp())
-    n = context.cast(builder, args[4], sig.args[4], _intp())
+    step, m, n = (context.cast(builder, args[i], sig.args[i], _intp()) for i in (2, 3, 4))
     out = ir.Constant(tile.llvm, ir.Undefined)
-    planes = shape.rows * shape.vectors
-    for index, (i, v, _) in enumerate(_rows(tile)):
+    for i in range(shape.rows):
         inside = builder.icmp_signed("<", int64(i), m)
         row = builder.select(inside, int64(i), builder.sub(m, int64(1)))
         at = advance(builder, p, builder.mul(row, step))
-        column = v * shape.lanes
-        # A vector wholly beyond n repeats the last real element.
-        start = builder.select(
-            builder.icmp_signed("<", int64(column), n), int64(column), builder.sub(n, int64(1))
-        )
-        if isinstance(n, ir.Constant):
-            start = int64(min(column, n.constant - 1))
-        at = advance(builder, at, builder.mul(start, int64(pointer.dtype.size)))
-        left = builder.sub(n, start) if not isinstance(n, ir.Constant) else int64(
-            n.constant - start.constant
-        )
-        if shape.dtype.kind == "c":
-            re, im = _interleaved(builder, at, tile, left, context)
-            out = builder.insert_value(out, re, index)
-            out = builder.insert_value(out, im, planes + index)
-        else:
-            vector = read_lanes(context, builder, at, pointer.dtype, shape.lanes, left)
-            out = builder.insert_value(out, vector, index)
+        for v in range(shape.vectors):
+            column = v * shape.lanes
+            if isinstance(n, ir.Constant):
+                start = int64(min(column, n.constant - 1))
+            else:
+                # A vector wholly beyond n repeats the last real element.
+                start = builder.select(
+                    builder.icmp_signed("<", int64(column), n),
+                    int64(column),
+                    builder.sub(n, int64(1)),
+                )
+            left = (
+                _minus(builder, n, start.constant)
+                if isinstance(n, ir.Constant)
+                else builder.sub(n, start)
+            )
+            here = advance(builder, at, builder.mul(start, int64(dtype.size)))
+            vector = read_lanes(context, builder, here, dtype, shape.lanes, left)
+            out = builder.insert_value(out, vector, i * shape.vectors + v)
     return out
 
 
-def _interleave(builder, re, im):
-    lanes = re.type.count
-    order = [half * lanes + lane for lane in range(lanes) for half in (0, 1)]
-    mask = ir.Constant(ir.VectorType(I32, 2 * lanes), order)
-    return builder.shuffle_vector(re, im, mask)
-
-
 def lower_tile_store(context, builder, sig, args):
-    pointer, tile = sig.args[0], sig.args[2]
-    shape, dtype = tile.shape, pointer.dtype
-    p, _, t, _, _ = args
-    step = context.cast(builder, args[1], sig.args[1], _intp())
-    m = context.cast(builder, args[3], sig.args[3], _intp())
-    n = context.cast(builder, args[4], sig.args[4], _intp())
-    planes = shape.rows * shape.vectors
+    dtype, shape = sig.args[0].dtype, sig.args[2].shape
+    p, t = args[0], args[2]
+    step, m, n = (context.cast(builder, args[i], sig.args[i], _intp()) for i in (1, 3, 4))
     done = builder.append_basic_block("stored")
-    index = 0
     for i in range(shape.rows):
         if i and not (isinstance(m, ir.Constant) and m.constant > i):
             go_on = builder.append_basic_block("row")
@@ -355,62 +339,44 @@ def lower_tile_store(context, builder, sig, args):
         row = advance(builder, p, builder.mul(int64(i), step))
         for v in range(shape.vectors):
             column = v * shape.lanes
+            vector = builder.extract_value(t, i * shape.vectors + v)
             at = advance(builder, row, column * dtype.size)
-            left = (
-                int64(n.constant - column)
-                if isinstance(n, ir.Constant)
-                else builder.sub(n, int64(column))
-            )
-            vector = builder.extract_value(t, index)
-            if shape.dtype.kind == "c":
-                im = builder.extract_value(t, planes + index)
-                vector = _interleave(builder, vector, im)
-                left = builder.mul(left, int64(2))
-            write_lanes(context, builder, at, vector, dtype.real, left)
-            index += 1
+            write_lanes(context, builder, at, vector, dtype, _minus(builder, n, column))
     builder.branch(done)
     builder.position_at_end(done)
 
 
 def lower_tile_spill(context, builder, sig, args):
     tile = sig.args[0]
-    shape = tile.shape
-    t = args[0]
     slot = cgutils.alloca_once(builder, tile.llvm)
-    base = builder.bitcast(slot, values.BYTE_POINTER)
-    size = shape.dtype.size * shape.lanes
-    planes = shape.rows * shape.vectors
-    for index in range(planes):
-        vector = builder.extract_value(t, index)
-        if shape.dtype.kind == "c":
-            vector = _interleave(builder, vector, builder.extract_value(t, planes + index))
-        at = builder.bitcast(advance(builder, base, index * size), vector.type.as_pointer())
+    for index in range(tile.llvm.count):
+        vector = builder.extract_value(args[0], index)
+        at = builder.gep(slot, [int64(0), int64(index)])
         builder.store(vector, at, align=1)
-    return base
+    return builder.bitcast(slot, values.BYTE_POINTER)
 
 
 def lower_tile_transpose(context, builder, sig, args):
     """Butterfly of two-input shuffles: log2(lanes) stages on a square block."""
     shape = sig.args[0].shape
-    n = shape.lanes
+    n, parts = shape.lanes, shape.dtype.components
     if shape.rows != n or shape.vectors != 1 or n & (n - 1):
         raise TypeError(f"tile_transpose takes a square block of a power of two, got {shape}")
     rows = [builder.extract_value(args[0], i) for i in range(n)]
+
+    def mask(pick):
+        order = [parts * pick(lane) + part for lane in range(n) for part in range(parts)]
+        return ir.Constant(ir.VectorType(I32, n * parts), order)
+
     block = 1
     while block < n:
-        low = [
-            (lane if not lane & block else n + lane - block) for lane in range(n)
-        ]
-        high = [
-            (lane + block if not lane & block else n + lane) for lane in range(n)
-        ]
-        mask_low = ir.Constant(ir.VectorType(I32, n), low)
-        mask_high = ir.Constant(ir.VectorType(I32, n), high)
+        low = mask(lambda lane, b=block: lane if not lane & b else n + lane - b)
+        high = mask(lambda lane, b=block: lane + b if not lane & b else n + lane)
         for i in range(n):
             if not i & block:
                 a, b = rows[i], rows[i + block]
-                rows[i] = builder.shuffle_vector(a, b, mask_low)
-                rows[i + block] = builder.shuffle_vector(a, b, mask_high)
+                rows[i] = builder.shuffle_vector(a, b, low)
+                rows[i + block] = builder.shuffle_vector(a, b, high)
         block *= 2
     out = ir.Constant(sig.return_type.llvm, ir.Undefined)
     for i, row in enumerate(rows):
@@ -425,46 +391,61 @@ def multiply_add(context, builder, a, b, c):
         return builder.add(builder.mul(a, b), c)
     if not context.machine_target.fused:
         return builder.fadd(builder.fmul(a, b), c)
-    name = "llvm.fma." + (_mangle(c.type) if isinstance(c.type, ir.VectorType) else "f32" if element == ir.FloatType() else "f64")
+    name = "llvm.fma." + (
+        _mangle(c.type)
+        if isinstance(c.type, ir.VectorType)
+        else "f32"
+        if element == ir.FloatType()
+        else "f64"
+    )
     kind = ir.FunctionType(c.type, [c.type] * 3)
     return builder.call(cgutils.get_or_insert_function(builder.module, kind, name), [a, b, c])
 
 
 def lower_outer_accumulate(context, builder, sig, args):
-    tile = sig.args[0]
-    shape = tile.shape
-    t, a, _, b = args
+    shape = sig.args[0].shape
+    a_type, b_type = (sig.args[i].dtype.widened_to(shape.dtype) for i in (1, 3))
+    t, a, _, b, _ = args
     step = context.cast(builder, args[2], sig.args[2], _intp())
-    real = shape.dtype.real
-    size = real.size
-    planes = shape.rows * shape.vectors
-    columns = shape.columns
-    br = [read(builder, advance(builder, b, v * shape.lanes * size), real, shape.lanes) for v in range(shape.vectors)]
-    if shape.dtype.kind == "c":
-        bi = [
-            read(builder, advance(builder, b, (columns + v * shape.lanes) * size), real, shape.lanes)
-            for v in range(shape.vectors)
-        ]
-    for i in range(shape.rows):
+    n = context.cast(builder, args[4], sig.args[4], _intp())
+    lanes, vectors = shape.lanes, shape.vectors
+    row = []
+    for v in range(vectors):
+        at = advance(builder, b, v * lanes * b_type.size)
+        row.append(read_lanes(context, builder, at, b_type, lanes, _minus(builder, n, v * lanes)))
+
+    def update(t, i, factor, row):
+        for v, operand in enumerate(row):
+            index = i * vectors + v
+            old = builder.extract_value(t, index)
+            new = multiply_add(context, builder, factor, operand, old)
+            t = builder.insert_value(t, new, index)
+        return t
+
+    def of_row(i, kind, offset=0):
         at = advance(builder, a, builder.mul(int64(i), step))
-        ar = spread(builder, read(builder, at, real), shape.lanes)
-        if shape.dtype.kind != "c":
-            for v in range(shape.vectors):
-                index = i * shape.vectors + v
-                old = builder.extract_value(t, index)
-                t = builder.insert_value(t, multiply_add(context, builder, ar, br[v], old), index)
-            continue
-        far = advance(builder, at, builder.mul(int64(shape.rows), step))
-        ai = spread(builder, read(builder, far, real), shape.lanes)
-        minus = builder.fneg(ai)
-        for v in range(shape.vectors):
-            index = i * shape.vectors + v
-            re = multiply_add(context, builder, ar, br[v], builder.extract_value(t, index))
-            re = multiply_add(context, builder, minus, bi[v], re)
-            im = multiply_add(context, builder, ar, bi[v], builder.extract_value(t, planes + index))
-            im = multiply_add(context, builder, ai, br[v], im)
-            t = builder.insert_value(t, re, index)
-            t = builder.insert_value(t, im, planes + index)
+        x = read(builder, advance(builder, at, offset), kind)
+        return spread(builder, x, lanes * shape.dtype.components)
+
+    if shape.dtype.kind != "c":
+        for i in range(shape.rows):
+            t = update(t, i, of_row(i, a_type), row)
+        return t
+    part = shape.dtype.real
+    for i in range(shape.rows):
+        t = update(t, i, of_row(i, part), row)
+    # (re, im) -> (-im, re): the second half of every chain.
+    swap = [lane ^ 1 for lane in range(2 * lanes)]
+    turned = []
+    for operand in row:
+        mask = ir.Constant(ir.VectorType(I32, 2 * lanes), swap)
+        other = builder.shuffle_vector(operand, ir.Constant(operand.type, ir.Undefined), mask)
+        keep = ir.Constant(ir.VectorType(I32, 2 * lanes), [
+            lane if lane % 2 else 2 * lanes + lane for lane in range(2 * lanes)
+        ])  # fmt: skip
+        turned.append(builder.shuffle_vector(other, builder.fneg(other), keep))
+    for i in range(shape.rows):
+        t = update(t, i, of_row(i, part, part.size), turned)
     return t
 
 
@@ -480,7 +461,9 @@ def lower_barrier(context, builder, sig, args):
     raise NotImplementedError
 
 
+RULES = addresses.RULES
 LOWERINGS = {
+    **addresses.LOWERINGS,
     words.shift: lower_shift,
     words.recast: lower_recast,
     words.load: lower_load,

@@ -1,0 +1,127 @@
+"""Opens the fast door for a dtype once its kernels are at hand.
+
+Products of plain arrays then go from Python straight into machine code. A dtype whose kernels
+are in the cache is served from its first call on; otherwise the door's extra kernel is compiled
+only after a number of small calls, so that a cold first call compiles one kernel and not two.
+"""
+
+from __future__ import annotations
+
+import os
+
+import numpy as np
+
+from gemm.microkernels.dtypes import DType, TileShape
+
+from . import engine
+from . import plan as planning
+from .kernels import KernelSpec
+
+PATIENCE = 16  # calls before a cold cache is worth another compilation
+SMALL_WORK = 48**3  # multiply-adds up to which packing costs more than it saves
+ALONE_WORK = 512**3  # beyond this the Python path costs nothing that shows
+RELEASE_WORK = 1 << 18  # multiply-adds from which other Python threads get the GIL
+
+_door = None
+_tried = False
+_calls: dict[str, int] = {}
+_served: set[str] = set()
+
+
+def small_tile(level: str, acc: DType) -> TileShape:
+    """The tallest tile a small kernel uses: rows are addressed one by one, so not too many."""
+    unit, _ = engine.unit_of(level)
+    rows = 6 if unit.registers < 32 else 8
+    return TileShape(rows, 2, unit.lanes(acc), acc)
+
+
+def specs(level: str, dtype: DType) -> tuple[KernelSpec, KernelSpec]:
+    """The small and the blocked kernel behind the door for one dtype."""
+    acc = engine.accumulator(dtype, dtype)
+    small = KernelSpec("small", small_tile(level, acc), dtype, dtype, dtype)
+    return small, KernelSpec("blocked", engine.tile_for(level, acc, None), dtype, dtype, dtype)
+
+
+def seen(dtype: DType, np_dtype: np.dtype) -> None:
+    """Told of each product that took the Python path; opens the door when it is time."""
+    name = dtype.name
+    if name in _served or np_dtype.num >= 24 or os.environ.get("GEMM_ISA"):
+        return
+    _calls[name] = _calls.get(name, 0) + 1
+    if _calls[name] == 1 or _calls[name] == PATIENCE:
+        _serve(dtype, np_dtype, compile_missing=_calls[name] == PATIENCE)
+
+
+def _serve(dtype: DType, np_dtype: np.dtype, compile_missing: bool) -> None:
+    global _door, _tried
+    from gemm.backends import kernel_cache
+    from gemm.backends.cpu import door as machine_door
+    from gemm.backends.cpu import kernels
+
+    level_name = engine.default_level()
+    if level_name == "reference":
+        return
+    level = engine.levels()[level_name]
+    small, blocked = specs(level_name, dtype)
+    texts = ["door", repr(small), repr(blocked)]
+    if not compile_missing and not all(
+        kernel_cache.get(kernels.key_of(level, text)) is not None for text in texts
+    ):
+        return
+    if _door is None:
+        if _tried:
+            return
+        _tried = True
+        _door = machine_door.open_door(level)
+        if _door is None:
+            return
+    row = _row(level, small, blocked)
+    _door.set_row(np_dtype, **row)
+    _served.add(dtype.name)
+    engine.door = _door.call
+
+
+def _row(level, small: KernelSpec, blocked: KernelSpec) -> dict[str, int]:
+    from gemm.backends.cpu import kernels
+    from gemm.backends.cpu.machine import machine
+
+    tile = blocked.tile
+    blocks = planning.cache_blocks(tile, machine().caches)
+    nc = min(blocks.nc, planning.round_up(1024, tile.columns))
+    size = tile.dtype.size
+    slack = 64 * tile.lanes
+    a_room = planning.round_up(blocks.mc * blocks.kc * size + slack, 64)
+    b_room = planning.round_up(nc * blocks.kc * size + slack, 64)
+    _need(a_room + b_room + 4096)
+    _door.table[_source().RELEASE] = RELEASE_WORK
+    return {
+        "small": kernels.entry(level, small).address,
+        "blocked": kernels.entry(level, blocked).address,
+        "small_limit": SMALL_WORK,
+        "limit": ALONE_WORK,
+        "mc": blocks.mc,
+        "kc": blocks.kc,
+        "nc": nc,
+        "mr": tile.rows,
+        "nr": tile.columns,
+        "a_room": a_room,
+        "b_room": b_room,
+        "in_place": int(blocked.out.name == tile.dtype.name),
+    }
+
+
+def _source():
+    from gemm.backends.cpu import door_source
+
+    return door_source
+
+
+_space = np.empty(0, np.uint8)
+
+
+def _need(nbytes: int) -> None:
+    global _space
+    if _space.size < nbytes:
+        _space = np.empty(nbytes + 4096, np.uint8)
+        start = -_space.ctypes.data % 4096
+        _door.set_space(_space[start:])
