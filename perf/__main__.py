@@ -107,7 +107,7 @@ def _gate(console: Console, options: argparse.Namespace) -> int:
     if options.update and not options.baseline:
         raise BadRevision("--update belongs to --baseline FILE")
     chosen = _chosen(options)
-    chosen = chosen if options.all or options.shape or options.file else gate.affordable(chosen)
+    chosen = chosen if options.all or options.shape or options.file else cases.affordable(chosen)
     root = repository()
     stored = None
     if options.baseline and (Path(options.baseline).exists() or not options.update):
@@ -121,7 +121,11 @@ def _gate(console: Console, options: argparse.Namespace) -> int:
         chosen = baseline.cases_of(stored, chosen)
         if not chosen:
             raise cases.CaseError("the baseline holds none of these cases")
-    rules = Rules(min_effect=options.min_effect)
+    rules = Rules(
+        screen_rounds=options.screen_rounds,
+        confirm_rounds=options.confirm_rounds,
+        min_effect=options.min_effect,
+    )
     with builder(root) as build, _progress(console, None) as told:
         told("building")
         head = build(options.head, "head")
@@ -228,6 +232,8 @@ def _parser() -> argparse.ArgumentParser:
     one.add_argument("--update", action="store_true", help="store head there if no alarm rings")
     one.add_argument("--all", action="store_true", help="large cases, too")
     one.add_argument("--min-effect", type=float, default=Rules.min_effect)
+    one.add_argument("--screen-rounds", type=int, default=Rules.screen_rounds)
+    one.add_argument("--confirm-rounds", type=int, default=Rules.confirm_rounds)
     one.add_argument("--drift-limit", type=float, default=gate.DRIFT_LIMIT)
     one.add_argument("--contender", default="gemm", help=argparse.SUPPRESS)
     one = command("selftest", _selftest, "does the gate keep its promises here?", select=False)

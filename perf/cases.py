@@ -69,6 +69,8 @@ process     peak-memory      1024                                   float32
 
 PROCESS_OPERATIONS = ("import", "first-call-cold", "first-call-warm", "compile", "peak-memory")
 OPERATIONS = ("matmul", "conv2d", *PROCESS_OPERATIONS)
+# Larger products would take a gate or a history too long.
+LARGEST = 3e8
 ITEMSIZE = {
     "bool": 1, "int8": 1, "uint8": 1, "int16": 2, "uint16": 2, "int32": 4, "uint32": 4,
     "int64": 8, "uint64": 8, "float16": 2, "bfloat16": 2, "float32": 4, "float64": 8,
@@ -290,4 +292,13 @@ def select(
         if (not families or case.family in families)
         and match in case.name
         and (not threads or case.threads in threads or case.operation in PROCESS_OPERATIONS)
+    ]
+
+
+def affordable(cases: Iterable[Case]) -> list[Case]:
+    """The cases of gates and histories: on the CPU, some milliseconds each."""
+    return [
+        case
+        for case in cases
+        if case.operation in PROCESS_OPERATIONS or (case.flops <= LARGEST and case.device == "cpu")
     ]

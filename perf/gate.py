@@ -6,30 +6,19 @@ Exit codes: 0 no regression, 1 confirmed regression, 2 bad use, 3 not comparable
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 from . import inference, machine
-from .cases import PROCESS_OPERATIONS, Case
+from .cases import Case
 from .inference import Rules, Verdict
 from .revisions import Side
 from .rounds import NotComparable, Record, Rounds, drift
 
 CLEAN, REGRESSION, BAD_USE, NOT_COMPARABLE, INTERRUPTED = 0, 1, 2, 3, 130
 DRIFT_LIMIT = 0.30
-# Larger products take the gate too long; --all includes them.
-LARGEST = 3e8
-
-
-def affordable(cases: Iterable[Case]) -> list[Case]:
-    """The cases a gate takes unless told otherwise: on the CPU, a few milliseconds each."""
-    return [
-        case
-        for case in cases
-        if case.operation in PROCESS_OPERATIONS or (case.flops <= LARGEST and case.device == "cpu")
-    ]
 
 
 @dataclass
