@@ -134,6 +134,7 @@ RULES: dict[Callable, Callable] = {
     words.tile_spill: lambda t, d: Pointer(constant(d)),
     words.tile_transpose: lambda t: Tile(TileShape(t.shape.lanes, 1, t.shape.rows, t.shape.dtype)),
     words.outer_accumulate: lambda t, a, r, b, n: t,
+    words.tile_multiply_add: lambda t, x, y: t,
     words.lesser: lambda i, j: types.intp,
     words.greater: lambda i, j: types.intp,
     words.barrier: lambda p, n: types.none,

@@ -185,6 +185,15 @@ def outer_accumulate(t, a, row_step, b, n):
     return out
 
 
+def tile_multiply_add(t, x, y):
+    """t[i, v] = fma(t[i, v], x, y) for every vector v of every row; x, y: lanes of t's type.
+
+    Cost: rows * vectors fused multiply-adds and nothing else.
+    """
+    repeat = t.shape[1] // len(x)
+    return fused_multiply_add(t, np.tile(x, repeat)[None], np.tile(y, repeat)[None])
+
+
 # -- integers ------------------------------------------------------------------------------------
 
 
@@ -228,6 +237,7 @@ WORDS = (
     tile_spill,
     tile_transpose,
     outer_accumulate,
+    tile_multiply_add,
     lesser,
     greater,
     barrier,

@@ -449,6 +449,14 @@ def lower_outer_accumulate(context, builder, sig, args):
     return t
 
 
+def lower_tile_multiply_add(context, builder, sig, args):
+    t, x, y = args
+    for index in range(t.type.count):
+        new = multiply_add(context, builder, builder.extract_value(t, index), x, y)
+        t = builder.insert_value(t, new, index)
+    return t
+
+
 def _choose(relation):
     def lower(context, builder, sig, args):
         i, j = (context.cast(builder, a, t, _intp()) for a, t in zip(args, sig.args, strict=True))
@@ -481,6 +489,7 @@ LOWERINGS = {
     words.tile_spill: lower_tile_spill,
     words.tile_transpose: lower_tile_transpose,
     words.outer_accumulate: lower_outer_accumulate,
+    words.tile_multiply_add: lower_tile_multiply_add,
     words.lesser: _choose("<"),
     words.greater: _choose(">"),
     words.barrier: lower_barrier,
