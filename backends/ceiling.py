@@ -6,7 +6,6 @@ speed as a share of `fma_rate` says how much its loads and stores cost.
 
 from __future__ import annotations
 
-import ctypes
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -111,7 +110,7 @@ class _Work:
     def run(self, steps: int) -> float:
         self.table[1] = steps
         started = time.perf_counter()
-        self.entry(ctypes.c_void_p(self.table.ctypes.data))
+        self.entry(self.table.ctypes.data, 0)
         return time.perf_counter() - started
 
 
