@@ -30,7 +30,6 @@ from numba.core.types import Callable, Opaque, intp, unliteral
 from numba.core.typing import signature
 
 from gemm.microkernels import vocabulary as words
-from gemm.microkernels.dtypes import DType, TileShape
 
 from . import values
 
@@ -305,14 +304,17 @@ def context_of(target: Target) -> TileContext:
 def _entry(context, fndesc, argtypes, name: str, style: str) -> str:
     """IR of the C function that calls the kernel.
 
-    style 'table': int32 name(int64 *arguments), loading each argument; 'raw': int64 name(int64...),
-    returning the kernel's own result.
+    style 'table': int32 name(int64 *arguments), loading each argument; 'team': int32
+    name(int64 *arguments, int64 worker), the last argument from the register; 'raw': int64
+    name(int64...), returning the kernel's own result.
     """
     module = ir.Module(name)
     module.triple = context.machine_target.triple
     i64 = ir.IntType(64)
     raw = style == "raw"
     parameters = [i64] * len(argtypes) if raw else [i64.as_pointer()]
+    if style == "team":
+        parameters.append(i64)
     result = i64 if raw else ir.IntType(32)
     function = ir.Function(module, ir.FunctionType(result, parameters), name)
     builder = ir.IRBuilder(function.append_basic_block())
@@ -321,6 +323,8 @@ def _entry(context, fndesc, argtypes, name: str, style: str) -> str:
     for index, kind in enumerate(llvm_types):
         if raw:
             value = function.args[index]
+        elif style == "team" and index == len(llvm_types) - 1:
+            value = function.args[1]
         else:
             value = builder.load(builder.gep(function.args[0], [ir.Constant(i64, index)]))
         if isinstance(kind, ir.PointerType):

@@ -16,10 +16,12 @@ from gemm.microkernels.dtypes import DType, TileShape
 from . import engine
 from . import plan as planning
 from .kernels import KernelSpec
+from .threads import agreed, default_threads, watch
 
 PATIENCE = 16  # calls before a cold cache is worth another compilation
 SMALL_WORK = 48**3  # multiply-adds up to which packing costs more than it saves
 ALONE_WORK = 512**3  # beyond this the Python path costs nothing that shows
+MOST_WORKERS = 4  # more are only worth it for work that the Python path does not delay
 RELEASE_WORK = 1 << 18  # multiply-adds from which other Python threads get the GIL
 
 _door = None
@@ -40,6 +42,11 @@ def specs(level: str, dtype: DType) -> tuple[KernelSpec, KernelSpec]:
     acc = engine.accumulator(dtype, dtype)
     small = KernelSpec("small", small_tile(level, acc), dtype, dtype, dtype)
     return small, KernelSpec("blocked", engine.tile_for(level, acc, None), dtype, dtype, dtype)
+
+
+def is_open(name: str) -> bool:
+    """Whether products of the dtype of this name take the fast way by now."""
+    return name in _served
 
 
 def seen(dtype: DType, np_dtype: np.dtype) -> None:
@@ -77,6 +84,7 @@ def _serve(dtype: DType, np_dtype: np.dtype, compile_missing: bool) -> None:
             return
     row = _row(level, small, blocked)
     _door.set_row(np_dtype, **row)
+    set_threads()
     _served.add(dtype.name)
     engine.door = _door.call
 
@@ -92,13 +100,14 @@ def _row(level, small: KernelSpec, blocked: KernelSpec) -> dict[str, int]:
     slack = 64 * tile.lanes
     a_room = planning.round_up(blocks.mc * blocks.kc * size + slack, 64)
     b_room = planning.round_up(nc * blocks.kc * size + slack, 64)
-    _need(a_room + b_room + 4096)
+    _need((a_room + b_room) * MOST_WORKERS + 4096)
     _door.table[_source().RELEASE] = RELEASE_WORK
+    grain = engine.grain(level.name, tile.dtype)
     return {
         "small": kernels.entry(level, small).address,
         "blocked": kernels.entry(level, blocked).address,
         "small_limit": SMALL_WORK,
-        "limit": ALONE_WORK,
+        "grain": grain,
         "mc": blocks.mc,
         "kc": blocks.kc,
         "nc": nc,
@@ -108,6 +117,32 @@ def _row(level, small: KernelSpec, blocked: KernelSpec) -> dict[str, int]:
         "b_room": b_room,
         "in_place": int(blocked.out.name == tile.dtype.name),
     }
+
+
+def set_threads() -> None:
+    """Tells the door how many threads it may use; one as soon as threads differ in their wishes.
+
+    The door cannot know which thread calls it. Once a thread has set a number of its own, work
+    that would pay for more than one worker is left to the Python path.
+    """
+    if _door is None:
+        return
+    from gemm.backends.cpu import team as machine_team
+
+    table, source = _door.table, _source()
+    threads = min(default_threads(), MOST_WORKERS)
+    if not agreed() or default_threads() > MOST_WORKERS:
+        threads = 1
+    level = engine.levels()[engine.default_level()]
+    if threads > 1:
+        threads = machine_team.workers(level, threads)
+    if threads > 1:
+        mine = machine_team.team(level)
+        table[source.TEAM], table[source.FAN_OUT] = mine.address, mine.fan_out_address
+    table[source.THREADS] = threads
+    for base in range(source.HEADER, len(table), source.ROW):
+        alone = threads == default_threads()
+        table[base + source.LIMIT] = ALONE_WORK if alone else 2 * table[base + source.GRAIN] - 1
 
 
 def _source():
@@ -125,3 +160,6 @@ def _need(nbytes: int) -> None:
         _space = np.empty(nbytes + 4096, np.uint8)
         start = -_space.ctypes.data % 4096
         _door.set_space(_space[start:])
+
+
+watch(set_threads)

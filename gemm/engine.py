@@ -20,6 +20,7 @@ from gemm.microkernels.selection import select_tile
 from . import plan as planning
 from .kernels import KernelSpec
 from .plan import Plan
+from .threads import checked, get_num_threads
 
 _DTYPES: dict[np.dtype, DType] = {}
 
@@ -132,6 +133,26 @@ def tile_for(level: str, acc: DType, shape: tuple[int, int] | None):
     return dtypes.TileShape(rows, columns // lanes, lanes, acc)
 
 
+SHARE = 10e-6  # seconds of work that pay for waking a worker
+CLOCK = 3e9
+
+
+def grain(level: str, acc: DType) -> int:
+    """Multiply-adds of the smallest share worth a worker of its own."""
+    unit, _ = unit_of(level)
+    return int(SHARE * CLOCK * unit.ports * unit.lanes(acc))
+
+
+def workers_for(level: str, acc: DType, work: int, threads: int) -> int:
+    """Workers for `work` multiply-adds: as many as it pays for, and as the system gives."""
+    wanted = max(1, min(threads, work // grain(level, acc)))
+    if wanted == 1 or level == "reference":
+        return wanted
+    from gemm.backends.cpu.team import workers
+
+    return workers(levels()[level], wanted)
+
+
 @functools.lru_cache(maxsize=4096)
 def make_plan(a: DType, b: DType, out: DType, acc: DType, m: int, n: int, k: int, batch: int,
               scratch_home: bool, threads: int, kernel: str | None, isa: str | None,
@@ -144,6 +165,7 @@ def make_plan(a: DType, b: DType, out: DType, acc: DType, m: int, n: int, k: int
     spec = KernelSpec("blocked", tile, a, b, out, program=program)
     caches = machine().caches
     blocks = planning.cache_blocks(tile, caches)
+    threads = workers_for(level, acc, m * n * k * batch, threads)
     why = [
         f"tile {tile.rows}x{tile.columns}: {tile.rows * tile.vectors * acc.components} accumulators"
         f" of {unit_of(level)[0].registers} registers, the fewest loads a multiply-add that fit",
@@ -215,7 +237,7 @@ def _batches(shape, *strides) -> tuple[int, list[tuple[int, ...]]]:
     return total, rows
 
 
-_pack_table = struct.Struct("=28q")
+_pack_table = struct.Struct("=27q")
 
 
 def product(
@@ -246,7 +268,8 @@ def product(
     acc = accumulator(ta, to, accumulate)
     scratch_home = to.name != acc.name or (out.strides[-1] != out.itemsize and n > 1)
     isa = None if kernel else os.environ.get("GEMM_ISA")
-    plan = make_plan(ta, tb, to, acc, m, n, k, batch, scratch_home, threads or 1, kernel, isa)
+    allowed = get_num_threads() if threads is None else checked(threads)
+    plan = make_plan(ta, tb, to, acc, m, n, k, batch, scratch_home, allowed, kernel, isa)
     execute(plan, a, b, out, batch, rows, scratch_home)
     if not kernel and a.dtype is out.dtype:
         from . import door as doorkeeper
@@ -281,16 +304,20 @@ def execute(plan: Plan, a, b, out, batch: int, rows, scratch_home: bool) -> None
             _execute_reference(plan, a, b, out, space, integers, dims)
             return
         from gemm.backends.cpu import kernels
+        from gemm.backends.cpu.team import team
 
         entry = kernels.entry(levels()[plan.level], spec)
         table = ctypes.create_string_buffer(_pack_table.size)
-        for worker in range(plan.workers):
-            _pack_table.pack_into(
-                table, 0,
-                a.ctypes.data, b.ctypes.data, out.ctypes.data, space.ctypes.data, *integers,
-                dims.ctypes.data, *plan.team, 0, worker,
-            )  # fmt: skip
-            entry(ctypes.addressof(table))
+        _pack_table.pack_into(
+            table, 0,
+            a.ctypes.data, b.ctypes.data, out.ctypes.data, space.ctypes.data, *integers,
+            dims.ctypes.data, *plan.team, 0,
+        )  # fmt: skip
+        arguments = ctypes.addressof(table)
+        if plan.workers > 1:
+            team(levels()[plan.level]).run(entry.address, arguments, plan.workers)
+        else:
+            entry(arguments, 0)
     finally:
         give_space(space)
 

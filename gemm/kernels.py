@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from gemm.microkernels.dtypes import DType, TileShape, uint8
 
 INTEGER = "integer"
+WORKER = "worker"  # the index that the team passes, always last
 
 
 @dataclass(frozen=True)
@@ -32,13 +33,13 @@ class KernelSpec:
         return f"{self.family} {self.tile.rows}x{self.tile.columns} {operands}"
 
     def build(self):
-        """(function, argument kinds): each kind is a DType for a pointer or INTEGER."""
+        """(function, argument kinds): each kind is a DType for a pointer, INTEGER or WORKER."""
         if self.family == "blocked":
             from .blocked import make_blocked
 
             function = make_blocked(self.tile, self.a, self.b, self.out, self.unroll)
             kinds = (self.a, self.b, self.out, uint8, *[INTEGER] * 18, uint8, *[INTEGER] * 3)
-            kinds = (*kinds, uint8, INTEGER)
+            kinds = (*kinds, uint8, WORKER)
         elif self.family == "small":
             from .small import make_small
 

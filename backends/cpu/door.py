@@ -13,8 +13,8 @@ import sysconfig
 
 import numpy as np
 
-from . import kernels, loader
 from . import door_source as source
+from . import kernels, loader
 
 _kept: list = []
 

@@ -14,12 +14,25 @@ from __future__ import annotations
 from .addresses import call, peek, peek32, poke, scratch
 
 # The table's header, in int64 slots.
-NDARRAY, NONE, INCREF, SAVE, RESTORE, EMPTY, SPACE, BUSY, RELEASE, DIMS = range(10)
+(
+    NDARRAY,
+    NONE,
+    INCREF,
+    SAVE,
+    RESTORE,
+    EMPTY,
+    SPACE,
+    BUSY,
+    RELEASE,
+    DIMS,
+    TEAM,
+    FAN_OUT,
+    THREADS,
+) = range(13)
 HEADER = 16
 # A row for each dtype number.
-(DESCR, SMALL, BLOCKED, SIZE, SMALL_LIMIT, LIMIT, MC, KC, NC, MR, NR, A_ROOM, B_ROOM, IN_PLACE) = (
-    range(14)
-)
+(DESCR, SMALL, BLOCKED, SIZE, SMALL_LIMIT, LIMIT, MC, KC, NC, MR, NR, A_ROOM, B_ROOM, IN_PLACE,
+ GRAIN) = range(15)  # fmt: skip
 ROW = 16
 ROWS = 24
 WRITEABLE = 0x400
@@ -90,8 +103,8 @@ def make_door():
                             dims = scratch()
                             poke(dims, m)
                             poke(dims + 8, n)
-                            call(incref, descr, 0, 0, 0)
-                            out = call(peek(table + 8 * EMPTY), 2, dims, descr, 0)
+                            call(incref, descr, 0, 0, 0, 0)
+                            out = call(peek(table + 8 * EMPTY), 2, dims, descr, 0, 0)
                             ready = 2
                         elif (
                             peek(out + 8) == kind
@@ -109,6 +122,7 @@ def make_door():
                         return 0
                     if ready > 0:
                         entry = peek(row + 8 * SMALL)
+                        workers = 1
                         words = scratch()
                         poke(words, peek(x1 + 16))
                         poke(words + 8, peek(x2 + 16))
@@ -128,6 +142,17 @@ def make_door():
                             NRs = peek(row + 8 * NR)
                             high = (m + MRs - 1) // MRs * MRs
                             wide = (n + NRs - 1) // NRs * NRs
+                            workers = min(peek(table + 8 * THREADS), work // peek(row + 8 * GRAIN))
+                            workers = max(workers, 1)
+                            # The split whose largest share is smaller.
+                            tall = ((m + MRs - 1) // MRs + workers - 1) // workers * MRs * n
+                            flat = ((n + NRs - 1) // NRs + workers - 1) // workers * NRs * m
+                            over_m = 1
+                            over_n = workers
+                            if tall < flat:
+                                over_m = workers
+                                over_n = 1
+                            room = peek(row + 8 * A_ROOM) + peek(row + 8 * B_ROOM)
                             poke(words + 24, space)
                             poke(words + 32, m)
                             poke(words + 40, n)
@@ -145,28 +170,31 @@ def make_door():
                             poke(words + 136, high)
                             poke(words + 144, peek(row + 8 * A_ROOM))
                             poke(words + 152, peek(row + 8 * B_ROOM))
-                            poke(words + 160, 0)
+                            poke(words + 160, room)
                             poke(words + 168, 1)
                             poke(words + 176, table + 8 * DIMS)
                             poke(words + 184, 1)
-                            poke(words + 192, 1)
-                            poke(words + 200, 1)
+                            poke(words + 192, over_m)
+                            poke(words + 200, over_n)
                             poke(words + 208, 0)
-                            poke(words + 216, 0)
                             poke(table + 8 * BUSY, 1)
                         if work > peek(table + 8 * RELEASE):
-                            state = call(peek(table + 8 * SAVE), 0, 0, 0, 0)
-                            call(entry, words, 0, 0, 0)
-                            call(peek(table + 8 * RESTORE), state, 0, 0, 0)
+                            state = call(peek(table + 8 * SAVE), 0, 0, 0, 0, 0)
+                            if workers > 1:
+                                fan_out = peek(table + 8 * FAN_OUT)
+                                call(fan_out, peek(table + 8 * TEAM), entry, words, workers, 0)
+                            else:
+                                call(entry, words, 0, 0, 0, 0)
+                            call(peek(table + 8 * RESTORE), state, 0, 0, 0, 0)
                         else:
-                            call(entry, words, 0, 0, 0)
+                            call(entry, words, 0, 0, 0, 0)
                         if not direct:
                             poke(table + 8 * BUSY, 0)
                         if ready == 1:
-                            call(incref, out, 0, 0, 0)
+                            call(incref, out, 0, 0, 0, 0)
                         served = out
         if served == 0:
-            call(incref, none, 0, 0, 0)
+            call(incref, none, 0, 0, 0, 0)
             served = none
         return served
 

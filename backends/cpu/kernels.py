@@ -102,7 +102,8 @@ def compile_kernel(level: CPULevel, build, entry: str = "table") -> bytes:
             "install numba and llvmlite, or make kernels ahead with `python -m gemm warm`"
         ) from error
     function, kinds = build()
-    types = [values.Pointer(k) if k != "integer" else intp for k in kinds]
+    types = [intp if isinstance(k, str) else values.Pointer(k) for k in kinds]
+    entry = "team" if kinds[-1] == "worker" else entry
     with _lock:
         data = compiler.compile_object(function, types, target_of(level), ENTRY, entry)
     compiled.append(getattr(function, "label", function.__name__))
@@ -113,7 +114,7 @@ _entries: dict[tuple, ctypes._CFuncPtr] = {}
 
 
 def entry(level: CPULevel, spec):
-    """A callable (address of an int64 argument table) -> status, GIL released, for `spec`."""
+    """A callable (address of an int64 argument table, worker) -> status, GIL released."""
     found = _entries.get((level.name, spec))
     if found is not None:
         return found
@@ -127,7 +128,7 @@ def entry(level: CPULevel, spec):
                 data = compile_kernel(level, spec.build)
                 kernel_cache.put(key_of(level, repr(spec)), data)
                 address = loader.load(data, ENTRY)
-            function = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p)(address)
+            function = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p, ctypes.c_int64)(address)
             function.address = address
             _entries[level.name, spec] = function
     return _entries[level.name, spec]
