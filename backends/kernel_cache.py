@@ -7,12 +7,16 @@ nobody else (else it is bypassed with one warning), each entry carries a digest 
 that is checked before use, and a file that fails the check is removed. Writes go to a temporary
 name and are renamed; the oldest entries are dropped when the folder outgrows `limit()`.
 
+Functions take `where` for another folder than the user's own: kernels shipped with the package
+lie in `PREBUILT`, which belongs to whoever installed it.
+
     GEMM_CACHE_DIR   the folder (default: ~/.cache/gemm); an empty value turns the cache off
     GEMM_CACHE_MIB   bound on its size (default 256)
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import os
@@ -23,6 +27,7 @@ from pathlib import Path
 
 MAGIC = b"gemm kernel 1\n"
 SUFFIX = ".kernel"
+PREBUILT = Path(__file__).parent / "prebuilt"
 
 
 def folder() -> Path | None:
@@ -47,22 +52,22 @@ def _warn_once(text: str) -> None:
     warnings.warn(text, RuntimeWarning, stacklevel=3)
 
 
-def _theirs(path: Path) -> str:
+def _theirs(path: Path, shipped: bool) -> str:
     """Why a folder or file is not safely ours; empty when it is."""
     if not hasattr(os, "getuid"):
         return ""
     status = path.lstat()
     if stat.S_ISLNK(status.st_mode):
         return f"{path} is a symbolic link"
-    if status.st_uid != os.getuid():
+    if status.st_uid != os.getuid() and not shipped:
         return f"{path} belongs to user {status.st_uid}, not to {os.getuid()}"
     if status.st_mode & 0o022:
         return f"{path} is writable by others (mode {stat.S_IMODE(status.st_mode):04o})"
     return ""
 
 
-def _usable(create: bool) -> Path | None:
-    path = folder()
+def _usable(where: Path | None, create: bool) -> Path | None:
+    path = where or folder()
     if path is None:
         return None
     try:
@@ -70,7 +75,7 @@ def _usable(create: bool) -> Path | None:
             if not create:
                 return None
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        reason = _theirs(path)
+        reason = _theirs(path, where is not None)
     except OSError:
         return None
     if reason:
@@ -88,14 +93,14 @@ def digest(*parts: object) -> str:
     return state.hexdigest()[:40]
 
 
-def get(key: str) -> bytes | None:
+def get(key: str, where: Path | None = None) -> bytes | None:
     """The payload stored under `key`, or None. A damaged entry is removed."""
-    path = _usable(create=False)
+    path = _usable(where, create=False)
     if path is None:
         return None
     entry = path / (key + SUFFIX)
     try:
-        reason = _theirs(entry)
+        reason = _theirs(entry, where is not None)
         if reason:
             _warn_once(f"kernel cache entry not used: {reason}")
             return None
@@ -105,14 +110,15 @@ def get(key: str) -> bytes | None:
     header = len(MAGIC) + 32
     payload = data[header:]
     if data[: len(MAGIC)] != MAGIC or hashlib.sha256(payload).digest() != data[len(MAGIC) : header]:
-        entry.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            entry.unlink(missing_ok=True)
         return None
     return payload
 
 
-def put(key: str, payload: bytes) -> bool:
+def put(key: str, payload: bytes, where: Path | None = None) -> bool:
     """Stores `payload` under `key`; False where nothing can be written."""
-    path = _usable(create=True)
+    path = _usable(where, create=True)
     if path is None:
         return False
     try:
@@ -124,7 +130,8 @@ def put(key: str, payload: bytes) -> bool:
         except BaseException:
             os.unlink(temporary)
             raise
-        _trim(path)
+        if where is None:
+            _trim()
     except OSError:
         return False
     return True
@@ -132,7 +139,7 @@ def put(key: str, payload: bytes) -> bool:
 
 def entries() -> list[Path]:
     """The entry files, oldest first."""
-    path = _usable(create=False)
+    path = _usable(None, create=False)
     if path is None:
         return []
     found = []
@@ -144,7 +151,7 @@ def entries() -> list[Path]:
     return [entry for _, entry in sorted(found)]
 
 
-def _trim(path: Path) -> None:
+def _trim() -> None:
     sizes = {}
     for entry in entries():
         try:

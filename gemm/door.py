@@ -61,7 +61,6 @@ def seen(dtype: DType, np_dtype: np.dtype) -> None:
 
 def _serve(dtype: DType, np_dtype: np.dtype, compile_missing: bool) -> None:
     global _door, _tried
-    from gemm.backends import kernel_cache
     from gemm.backends.cpu import door as machine_door
     from gemm.backends.cpu import kernels
 
@@ -72,7 +71,7 @@ def _serve(dtype: DType, np_dtype: np.dtype, compile_missing: bool) -> None:
     small, blocked = specs(level_name, dtype)
     texts = ["door", repr(small), repr(blocked)]
     if not compile_missing and not all(
-        kernel_cache.get(kernels.key_of(level, text)) is not None for text in texts
+        kernels.stored(level, text) is not None for text in texts
     ):
         return
     if _door is None:

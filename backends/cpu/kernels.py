@@ -78,16 +78,28 @@ def key_of(level: CPULevel, text: str) -> str:
     return kernel_cache.digest(sources_digest(), versions(), repr(level), text)
 
 
+def prebuilt_key(level: CPULevel, text: str) -> str:
+    """Key of a shipped kernel: whoever has it needs no compiler, so no version is part of it."""
+    return kernel_cache.digest(sources_digest(), repr(level), text)
+
+
+def stored(level: CPULevel, text: str) -> bytes | None:
+    """The object of kernel `text` from the user's cache or, failing that, from the package."""
+    data = kernel_cache.get(key_of(level, text))
+    if data is None and kernel_cache.PREBUILT.is_dir():
+        data = kernel_cache.get(prebuilt_key(level, text), kernel_cache.PREBUILT)
+    return data
+
+
 def object_code(level: CPULevel, text: str, build, entry: str = "table") -> bytes:
     """The object of kernel `text` for `level`; `build` returns (function, kinds) on a miss.
 
     entry: 'table' (an int64 argument table) or 'raw' (the arguments themselves).
     """
-    key = key_of(level, text)
-    data = kernel_cache.get(key)
+    data = stored(level, text)
     if data is None:
         data = compile_kernel(level, build, entry)
-        kernel_cache.put(key, data)
+        kernel_cache.put(key_of(level, text), data)
     return data
 
 

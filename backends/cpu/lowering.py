@@ -15,7 +15,7 @@ from gemm.microkernels.dtypes import DType
 
 from .. import conversions, values
 from ..conversions import splat
-from . import addresses
+from . import address_lowering
 
 I1, I8, I32, I64 = ir.IntType(1), ir.IntType(8), ir.IntType(32), ir.IntType(64)
 
@@ -469,9 +469,9 @@ def lower_barrier(context, builder, sig, args):
     raise NotImplementedError
 
 
-RULES = addresses.RULES
+RULES = address_lowering.RULES
 LOWERINGS = {
-    **addresses.LOWERINGS,
+    **address_lowering.LOWERINGS,
     words.shift: lower_shift,
     words.recast: lower_recast,
     words.load: lower_load,

@@ -22,7 +22,7 @@ from . import team_source as source
 
 SPIN_WINDOW = 50e-6  # seconds a worker looks for the next job before it sleeps
 MOST = 255  # workers a generation can name
-_FUTEX_CALL = {"x86_64": 202, "aarch64": 98}
+FUTEX_CALL = {"x86_64": 202, "aarch64": 98}
 
 
 class Team:
@@ -32,7 +32,7 @@ class Team:
         self.lock = threading.Lock()
         self.size = 0
         self._level = level
-        self._futex = _FUTEX_CALL.get(platform.machine(), 0)
+        self._futex = FUTEX_CALL.get(platform.machine(), 0)
         self._refused = not (sys.platform == "linux" and self._futex)
         self._kept: list = []
         if self._refused:

@@ -6,7 +6,7 @@ those of the fused multiply-add (of multiply and add where there is none).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from gemm.microkernels.selection import VectorUnit
 
@@ -17,7 +17,8 @@ class CPULevel:
     architecture: str
     cpu: str
     features: str
-    flags: frozenset[str]
+    # Not in the text that keys kernels: it decides who may run them, and a set has no order.
+    flags: frozenset[str] = field(repr=False)
     unit: VectorUnit
     fused: bool = True
 

@@ -1,0 +1,19 @@
+"""Code that a process may need whatever it multiplies: what `python -m gemm warm` makes beside
+the kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from ..machines.cpus import CPULevel
+from . import door_source, team, team_source
+
+
+def common(level: CPULevel) -> Iterator[tuple[str, Callable]]:
+    """(text that names it in the cache, build) of the door and of the team's functions."""
+    yield "door", door_source.make_door
+    futex = team.FUTEX_CALL.get(level.architecture, 0)
+    if futex:
+        yield f"team worker {futex}", lambda: team_source.make_worker(futex)
+        yield f"team fan-out {futex}", lambda: team_source.make_fan_out(futex)
+        yield f"team spin {futex}", team_source.make_spin
