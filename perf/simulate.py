@@ -75,7 +75,6 @@ def gate_runs(
     """
     rules, noise = rules or inference.Rules(), noise or Noise()
     rng = np.random.default_rng(seed)
-    total = Outcome(0, cases, 0)
     false = found = below = naive = 0
     for start in range(0, runs, 250):
         block = min(250, runs - start)
@@ -86,15 +85,19 @@ def gate_runs(
         first += shift[None, :, None]
         candidate = inference.is_candidate(first, rules)
         naive += int((inference.p_slower(first) < 0.05).any(1).sum())
-        again = rounds(rng, (block, cases, rules.confirm_rounds), rules.samples, noise, scale)
-        again += shift[None, :, None]
-        count = candidate.sum(1, keepdims=True)
-        alarm = candidate & inference.is_alarm(again, count, rules)
-        injected = slice(1, None) if slowdown != 1 else slice(None)
-        false += int(alarm[:, injected].any(1).sum())
+        run, case = np.nonzero(candidate)
+        pick = scale[run, case][:, None]
+        again = rounds(rng, (len(run), 1, rules.confirm_rounds), rules.samples, noise, pick)[:, 0]
+        again += shift[case][:, None]
+        alarm = np.zeros_like(candidate)
+        if len(run):
+            alarm[run, case] = inference.is_alarm(again, candidate.sum(1)[run], rules)
+        false += int(alarm[:, 1 if slowdown != 1 else 0 :].any(1).sum())
         if slowdown != 1:
             found += int(alarm[:, 0].sum())
-            for run in np.flatnonzero(~alarm[:, 0]):
-                seen = again[run, 0] if candidate[run, 0] else first[run, 0]
-                below += inference.verdict(seen, rules, False).kind == "below floor"
-    return Outcome(runs, total.cases, false, found, below, naive)
+            seen = first[:, 0]
+            confirmed = dict(zip(run[case == 0], again[case == 0], strict=True))
+            for missed in np.flatnonzero(~alarm[:, 0]):
+                ratios = confirmed.get(missed, seen[missed])
+                below += inference.verdict(ratios, rules, False).kind == "below floor"
+    return Outcome(runs, cases, false, found, below, naive)
