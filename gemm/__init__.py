@@ -10,6 +10,7 @@ if not _os.path.isdir(_os.path.join(__path__[0], "backends")):
 from gemm.addmm import addmm, baddbmm  # noqa: E402
 from gemm.dot import dot, inner, vdot  # noqa: E402
 from gemm.einsum import einsum, einsum_path  # noqa: E402
+from gemm.explain import explain  # noqa: E402
 from gemm.matmul import matmul, matvec, vecdot, vecmat  # noqa: E402
 from gemm.originals import kron, outer  # noqa: E402
 from gemm.tensordot import tensordot, transpose  # noqa: E402
@@ -21,6 +22,7 @@ __all__ = [
     "dot",
     "einsum",
     "einsum_path",
+    "explain",
     "inner",
     "kron",
     "linalg",

@@ -1,0 +1,1 @@
+"""The commands of `python -m gemm`, one a file: `add_options(parser)` and `run(options) -> int`."""
