@@ -7,12 +7,13 @@ narrow formats are widened by the load and rounded (floats) or truncated (intege
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass, replace
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class DType:
-    """name: NumPy's (or ml_dtypes') name; kind: f, i, u or c; bits: size in memory;
+    """One object for each type, compared by identity. name: NumPy's (or ml_dtypes') name; kind: f, i, u or c; bits: size in memory;
     compute: name of the type the loads widen to."""
 
     name: str
@@ -40,7 +41,7 @@ class DType:
 
     def widened_to(self, wide: DType) -> DType:
         """The same storage, computed as `wide` is."""
-        return self if self.kind == "c" else replace(self, compute=wide.compute)
+        return self if self.kind == "c" else _widened(self, wide.compute)
 
     def __repr__(self) -> str:
         return (
@@ -48,6 +49,11 @@ class DType:
             if self.compute == DTYPES[self.name].compute
             else f"{self.name}->{self.compute}"
         )
+
+
+@functools.cache
+def _widened(dtype: DType, compute: str) -> DType:
+    return dtype if compute == dtype.compute else replace(dtype, compute=compute)
 
 
 DTYPES: dict[str, DType] = {}

@@ -1,0 +1,169 @@
+"""Runs a plan: scratch, the table of arguments, the team.
+
+Scratch blocks are kept for reuse, at most `KEPT` of them, so memory is bounded by the largest
+plans run at the same time: a few times workers * (MC * KC + KC * NC) elements.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+import threading
+
+import numpy as np
+
+from gemm.microkernels import dtypes
+
+from . import plan as planning
+from .plan import Plan
+from .targets import levels
+
+_PAGE = 4096
+KEPT = 4
+_spare: list[tuple[int, int, np.ndarray]] = []
+_spare_lock = threading.Lock()
+
+
+def take_space(nbytes: int) -> tuple[int, int, np.ndarray]:
+    """Scratch of at least nbytes as (size, page-aligned address, owner); see `give_space`."""
+    with _spare_lock:
+        for i, block in enumerate(_spare):
+            if block[0] >= nbytes:
+                return _spare.pop(i)
+    raw = np.empty(nbytes + _PAGE, np.uint8)
+    return nbytes, planning.round_up(raw.ctypes.data, _PAGE), raw
+
+
+def give_space(block: tuple[int, int, np.ndarray]) -> None:
+    """Keeps a block for the next taker."""
+    with _spare_lock:
+        _spare.append(block)
+        if len(_spare) > KEPT:
+            _spare.remove(min(_spare, key=lambda kept: kept[0]))
+
+
+_int64_at = ctypes.c_int64.from_address
+_DATA = 16  # where a CPython ndarray keeps its data pointer
+
+
+def _slow_address(array: np.ndarray) -> int:
+    return array.ctypes.data
+
+
+def _fast_address(array: np.ndarray) -> int:
+    return _int64_at(id(array) + _DATA).value
+
+
+def _layout_known() -> bool:
+    from gemm.backends.cpu.door import layout_holds, supported
+
+    return supported() and layout_holds()
+
+
+_address = None
+
+
+def address(array: np.ndarray) -> int:
+    """The address of an array's first element."""
+    global _address
+    if _address is None:
+        _address = _fast_address if _layout_known() else _slow_address
+    return _address(array)
+
+
+def batches(shape, *strides) -> tuple[int, tuple[tuple[int, ...], ...]]:
+    """(number of matrices, rows (extent, steps...) innermost first), merged where they can be."""
+    if not shape:
+        return 1, ()
+    rows: list[tuple[int, ...]] = []
+    for axis in reversed(range(len(shape))):
+        extent = shape[axis]
+        steps = tuple(s[axis] for s in strides)
+        if extent == 1:
+            continue
+        if rows and all(s == rows[-1][0] * r for s, r in zip(steps, rows[-1][1:], strict=True)):
+            rows[-1] = (rows[-1][0] * extent, *rows[-1][1:])
+        else:
+            rows.append((extent, *steps))
+    total = 1
+    for extent in shape:
+        total *= extent
+    return total, tuple(rows)
+
+
+_table = struct.Struct("=27q")
+_ONE_MATRIX = np.array([[1, 0, 0, 0]], np.int64)
+
+
+class Prepared:
+    """What stays the same each time a plan is run."""
+
+    def __init__(self, plan: Plan, scratch_home: bool, k: int):
+        blocks, tile = plan.blocks, plan.spec.tile
+        size = tile.dtype.size
+        slack = 64 * tile.lanes
+        a_room = planning.round_up(blocks.mc * blocks.kc * size + slack, 64)
+        b_room = planning.round_up(blocks.nc * blocks.kc * size + slack, 64)
+        self.home_rs = blocks.nc * size if scratch_home else 0
+        # One K block needs no home; several rest in `out` or in the scratch.
+        home = blocks.band * self.home_rs if k > blocks.kc else 0
+        worker_room = planning.round_up(a_room + b_room + home + _PAGE, _PAGE)
+        self.space = worker_room * plan.workers
+        self.fixed = (
+            blocks.mc, blocks.kc, blocks.nc, blocks.band, a_room, b_room, worker_room,
+        )  # fmt: skip
+        self.team = None
+        self.entry = None
+        if plan.level != "reference":
+            from gemm.backends.cpu import kernels
+            from gemm.backends.cpu.team import team
+
+            level = levels()[plan.level]
+            self.entry = kernels.entry(level, plan.spec)
+            if plan.workers > 1:
+                self.team = team(level)
+
+
+def execute(plan: Plan, a, b, out, batch: int, rows, scratch_home: bool, extra=None) -> None:
+    """out = a @ b as `plan` says. rows: as from `batches`; extra: int64 table of an epilogue."""
+    m, k = a.shape[-2:]
+    n = b.shape[-1]
+    ready = plan.__dict__.get("prepared")
+    if ready is None:
+        ready = plan.__dict__["prepared"] = Prepared(plan, scratch_home, k)
+    dims = np.array(rows, np.int64) if rows else _ONE_MATRIX
+    ars, acs = a.strides[-2:]
+    brs, bcs = b.strides[-2:]
+    rs, cs = out.strides[-2:]
+    integers = (m, n, k, ars, acs, brs, bcs, rs, cs, ready.home_rs, *ready.fixed, batch)
+    if plan.level == "reference":
+        _execute_reference(plan, a, b, out, ready.space, integers, dims, extra)
+        return
+    table = bytearray(_table.size)
+    space = take_space(ready.space)
+    try:
+        _table.pack_into(
+            table, 0, address(a), address(b), address(out), space[1], *integers, address(dims),
+            *plan.team, 0 if extra is None else address(extra),
+        )  # fmt: skip
+        held = ctypes.c_char.from_buffer(table)
+        arguments = ctypes.addressof(held)
+        if ready.team is None:
+            ready.entry(arguments, 0)
+        else:
+            ready.team.run(ready.entry.address, arguments, plan.workers)
+    finally:
+        give_space(space)
+
+
+def _execute_reference(plan, a, b, out, nbytes: int, integers, dims, extra) -> None:
+    from gemm.backends.reference.run import pointer, run
+
+    spec = plan.spec
+    function, _ = spec.build()
+    space = np.full(nbytes, 0xFF, np.uint8)  # NaN: nothing may read what was not packed
+    pointers = [pointer(x, t) for x, t in ((a, spec.a), (b, spec.b), (out, spec.out))]
+    pointers.append(pointer(space, dtypes.uint8))
+    tables = [pointer(dims, dtypes.uint8)]
+    table = pointer(np.zeros(0, np.uint8) if extra is None else extra, dtypes.uint8)
+    run(function, (*pointers, *integers, *tables, *plan.team, table), plan.workers)

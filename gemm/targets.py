@@ -1,0 +1,130 @@
+"""What the engine can be asked for by name: element types, accumulators, levels, kernels."""
+
+from __future__ import annotations
+
+import functools
+import os
+
+import numpy as np
+
+from gemm.microkernels import dtypes
+from gemm.microkernels.dtypes import DType
+from gemm.microkernels.selection import select_tile
+
+_DTYPES: dict[np.dtype, DType] = {}
+
+
+def element_type(dtype: np.dtype) -> DType:
+    """The kernels' name for a NumPy dtype; TypeError for one they do not compute."""
+    found = _DTYPES.get(dtype)
+    if found is None:
+        found = dtypes.DTYPES.get(dtype.name)
+        if found is None or not dtype.isnative:
+            names = ", ".join(dtypes.DTYPES)
+            raise TypeError(f"gemm computes {names} in native byte order, not {dtype!r}")
+        _DTYPES[dtype] = found
+    return found
+
+
+def accumulator(a: DType, out: DType, named: np.dtype | None = None) -> DType:
+    """The type in which a product of `a` into `out` is accumulated (docs/numerics.md)."""
+    if named is not None:
+        acc = element_type(np.dtype(named))
+        if acc.name != acc.compute or (acc.kind == "c") != (a.kind == "c"):
+            raise TypeError(f"accumulate={acc} is no accumulator for {a}: use a 32 or 64 bit type")
+        if (acc.kind == "f") != (a.kind == "f") and acc.kind != "c":
+            raise TypeError(f"accumulate={acc} is no accumulator for {a}")
+        return acc
+    if a.kind == "c":
+        return dtypes.complex128 if out.name == "complex128" else a
+    if a.kind == "f":
+        return dtypes.float64 if "float64" in (a.name, out.name) else dtypes.float32
+    return dtypes.int64 if max(a.bits, out.bits) == 64 else dtypes.int32
+
+
+if os.name == "posix":
+
+    def environment(name: str) -> str | None:
+        """os.environ.get without its encoding rounds, which cost a microsecond a call."""
+        value = os.environ._data.get(os.fsencode(name))  # type: ignore[attr-defined]
+        return None if value is None else os.fsdecode(value)
+
+else:
+    environment = os.environ.get  # type: ignore[assignment]
+
+
+@functools.cache
+def levels() -> dict:
+    """Instruction-set levels this machine runs, best first, by name."""
+    from gemm.backends.cpu.machine import machine
+
+    return {level.name: level for level in machine().levels}
+
+
+def default_level() -> str:
+    """GEMM_ISA, or the best the machine has."""
+    named = environment("GEMM_ISA")
+    if named:
+        return check_level(named, "GEMM_ISA")
+    if not levels():
+        raise RuntimeError(
+            "no instruction-set level of this machine is known; try kernel='reference'"
+        )
+    return next(iter(levels()))
+
+
+def check_level(name: str, source: str) -> str:
+    if name != "reference" and name not in levels():
+        raise ValueError(
+            f"{source}={name!r}: this machine runs {', '.join(levels())} (and 'reference')"
+        )
+    return name
+
+
+def parse_kernel(
+    kernel: str | None,
+) -> tuple[str, tuple[int, int] | None, tuple[int, int, int] | None]:
+    """'avx2', 'avx2:6x16' or 'reference:6x16:8,4,16' -> level, MR x NR, (MC, KC, NC)."""
+    if kernel is None:
+        return default_level(), None, None
+    name, _, rest = kernel.partition(":")
+    check_level(name, "kernel")
+    tile = blocks = None
+    try:
+        for part in filter(None, rest.split(":")):
+            if "x" in part:
+                rows, columns = map(int, part.split("x"))
+                tile = rows, columns
+            else:
+                mc, kc, nc = map(int, part.split(","))
+                blocks = mc, kc, nc
+    except ValueError:
+        raise ValueError(f"kernel={kernel!r}: expected LEVEL[:MRxNR][:MC,KC,NC]") from None
+    return name, tile, blocks
+
+
+def unit_of(level: str):
+    """(vector unit, fused) of a level; the reference target borrows the best level's."""
+    if level == "reference":
+        known = levels()
+        level = next(iter(known)) if known else ""
+        if not known:
+            from gemm.backends.machines.cpus import LEVELS
+
+            return LEVELS[-2].unit, True
+    found = levels()[level]
+    return found.unit, found.fused
+
+
+def tile_for(level: str, acc: DType, shape: tuple[int, int] | None):
+    """The register tile: selected, or the one named, refused with the numbers when illegal."""
+    unit, _ = unit_of(level)
+    if shape is None:
+        return select_tile(unit, acc)
+    rows, columns = shape
+    lanes = unit.lanes(acc)
+    if rows < 1 or columns < 1 or columns % lanes:
+        raise ValueError(
+            f"kernel tile {rows}x{columns}: NR must be a multiple of {lanes} lanes of {acc} on {level}"
+        )
+    return dtypes.TileShape(rows, columns // lanes, lanes, acc)
