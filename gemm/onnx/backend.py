@@ -10,14 +10,15 @@ import onnx
 from onnx.backend import base
 from onnx.reference import ReferenceEvaluator
 
+from gemm.onnx.corrections import CORRECTIONS
 from gemm.onnx.operators import OPERATORS
 
 
 class Evaluator(ReferenceEvaluator):
     """onnx's evaluator with `OPERATORS`, in subgraphs and function bodies too."""
 
-    def __init__(self, proto: Any, *args: Any, new_ops: Any = None, **kwargs: Any) -> None:
-        super().__init__(proto, *args, new_ops=[*(new_ops or ()), *OPERATORS], **kwargs)
+    def __init__(self, proto: Any, *, new_ops: Any = None, **kwargs: Any) -> None:
+        super().__init__(proto, new_ops=[*(new_ops or ()), *OPERATORS, *CORRECTIONS], **kwargs)
 
 
 class BackendRep(base.BackendRep):
