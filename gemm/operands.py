@@ -13,24 +13,13 @@ from typing import Any
 
 import numpy as np
 
+from gemm.microkernels.dtypes import DTYPES
+
 ndarray = np.ndarray
 _NATIVE = frozenset(np.dtype(char) for char in "?bhilqBHILQefdFD")
 _HALF = np.dtype(np.float16)
+_BYTES = {np.dtype(np.int8), np.dtype(np.uint8)}
 _PROTOCOLS = ("__array_ufunc__", "__array_function__", "__array_wrap__")
-
-# Narrow operands that the engine multiplies straight into a wider output. Every other wider
-# `dtype=` is computed as NumPy does it: on converted operands.
-_WIDENING = frozenset(
-    (np.dtype(x1), np.dtype(x2), np.dtype(out))
-    for x1, x2, out in (
-        ("i1", "i1", "i4"),
-        ("u1", "u1", "i4"),
-        ("i1", "u1", "i4"),
-        ("u1", "i1", "i4"),
-        ("i2", "i2", "i4"),
-        ("f2", "f2", "f4"),
-    )
-)
 
 # The bound on the exact overlap test: past this many steps the answer is "it may overlap".
 _OVERLAP_WORK = 10_000
@@ -56,11 +45,7 @@ def as_array(x: Any) -> np.ndarray:
 @lru_cache(maxsize=256)
 def is_extended(dtype: np.dtype) -> bool:
     """True for the small floats of the ml_dtypes package that the engine has kernels for."""
-    if dtype.type.__module__ != "ml_dtypes":
-        return False
-    return dtype.name == "bfloat16" or (
-        dtype.name.startswith("float8_") and dtype.name != "float8_e8m0fnu"
-    )
+    return dtype.type.__module__ == "ml_dtypes" and dtype.name in DTYPES
 
 
 @lru_cache(maxsize=256)
@@ -74,11 +59,18 @@ def accumulates_wider(dtype: np.dtype) -> bool:
     return dtype == _HALF or is_extended(dtype)
 
 
+@lru_cache(maxsize=1024)
 def widens(x1: np.dtype, x2: np.dtype, out: np.dtype) -> bool:
-    """True when the engine takes (x1, x2) as they are and writes `out`, with no overflow before."""
-    if (x1, x2, out) in _WIDENING:
-        return True
-    return x1 == x2 and is_extended(x1) and out == np.float32
+    """True when the engine takes (x1, x2) as they are and writes the wider `out`, with no overflow
+    before: integers modulo the width of `out`, floats accumulated in `out`.
+
+    Any other mix is computed as NumPy does it, on converted operands.
+    """
+    if not all(map(is_engine_dtype, (x1, x2, out))) or x1.itemsize >= out.itemsize:
+        return False
+    if x1.kind in "iu":
+        return out.kind in "iu" and (x1 == x2 or {x1, x2} == _BYTES)
+    return x1 == x2 and x1.kind in "fV" and out.kind == "f"
 
 
 def convert(x: np.ndarray, dtype: np.dtype) -> np.ndarray:
