@@ -212,12 +212,10 @@ def _type_signature(keywords: dict[str, Any]) -> tuple[np.dtype | None, ...] | N
     if given is None:
         return None
     if isinstance(given, str):
-        given = given.replace("->", "").replace(",", "")
-    if isinstance(given, (str, tuple)) and len(given) == 3:
-        return tuple(None if x is None else np.dtype(x) for x in given)
-    if isinstance(given, tuple) and len(given) != 1:
-        raise ValueError(f"a type signature has 3 entries (or 1, the output's), not {given!r}")
-    return (None, None, np.dtype(given[0] if isinstance(given, tuple) else given))
+        given = tuple(given.replace("->", "").replace(",", ""))
+    if not isinstance(given, tuple) or len(given) != 3:
+        raise TypeError(f"signature must name 3 dtypes, like 'dd->d', not {given!r}")
+    return tuple(None if x is None else np.dtype(x) for x in given)
 
 
 def loop_dtype(

@@ -244,14 +244,14 @@ def test_axes(axes):
 def test_signature_and_casting():
     a, b = np.ones((2, 3)), np.ones((3, 2))
     for keywords in (
-        {"signature": "dd->d"}, {"signature": "d"}, {"dtype": "f4"},
+        {"signature": "dd->d"}, {"dtype": "f4"},
         {"dtype": "c16"}, {"dtype": "i4", "casting": "unsafe"},
     ):  # fmt: skip
         assert gemm.matmul(a, b, **keywords).dtype == np.matmul(a, b, **keywords).dtype
     for keywords in (
         {"dtype": "i4"}, {"dtype": "f4", "casting": "safe"}, {"casting": "sideways"},
         {"dtype": "f8", "signature": "dd->d"}, {"order": "Z"}, {"where": True}, {"axis": 0},
-        {"keepdims": True}, {"axes": [0, 1]}, {"axes": [(0, 1), (0, 1), (0, 5)]}, {"axes": 3},
+        {"signature": "d"}, {"keepdims": True}, {"axes": [0, 1]}, {"axes": [(0, 1), (0, 1), (0, 5)]}, {"axes": 3},
         {"axes": [(0, 0), (0, 1), (0, 1)]},
     ):  # fmt: skip
         with pytest.raises(Exception) as theirs:
