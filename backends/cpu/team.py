@@ -104,8 +104,24 @@ class Team:
         return self.size
 
     def run(self, entry: int, arguments: int, workers: int) -> None:
-        """entry(arguments, i) for each i < workers; workers <= size + 1."""
-        self._fan_out(self.address, entry, arguments, workers)
+        """entry(arguments, i) for each i < workers."""
+        if self.size + 1 < workers:
+            # A plan made before a fork finds no threads in the child: they are made anew.
+            with self.lock:
+                self.grow(workers - 1)
+        if self.size + 1 >= workers:
+            self._fan_out(self.address, entry, arguments, workers)
+            return
+        alone = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p, ctypes.c_int64)(entry)
+        for worker in range(workers):
+            alone(arguments, worker)
+
+    def forget_threads(self) -> None:
+        """In a forked child, which has none of the parent's threads; its memory stays in use."""
+        self.size, self.lock = 0, threading.Lock()
+        if not self._refused:
+            for slot in (source.GENERATION, source.DONE, source.SLEEPERS, source.CALLER_SLEEPS):
+                self._put(slot, 0)
 
     def stop(self) -> None:
         """Lets the threads end."""
@@ -130,13 +146,12 @@ def team(level) -> Team:
 
 
 def _in_child() -> None:
-    global _team, _making
+    global _making
+    _making = threading.Lock()
     if _team is not None:
-        _forgotten.append(_team)  # its memory may still be named by tables
-    _team, _making = None, threading.Lock()
+        _team.forget_threads()
 
 
-_forgotten: list = []
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_in_child)
 
