@@ -1,0 +1,265 @@
+"""Device arrays of other libraries as operands, and results as the caller's kind of array.
+
+Nothing is imported here that the caller has not imported: a library is recognised by the name
+of its array's module. PyTorch and CuPy have a fast path; anything else is read through
+`__cuda_array_interface__` or DLPack.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from typing import NamedTuple
+
+from gemm.microkernels.dtypes import DTYPES, DType
+
+
+class View(NamedTuple):
+    """An array in device memory: strides in bytes; stream: where its producer works, or None."""
+
+    address: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: DType
+    device: int
+    stream: int | None = None
+
+
+def is_device_array(x) -> bool:
+    """Whether x lives in CUDA memory; imports nothing and never fails."""
+    kind = type(x).__module__.partition(".")[0]
+    if kind == "torch":
+        return bool(getattr(x, "is_cuda", False))
+    if kind in ("numpy", "builtins"):
+        return False
+    if hasattr(x, "__cuda_array_interface__"):
+        return True
+    try:
+        return x.__dlpack_device__()[0] in (2, 13)
+    except Exception:
+        return False
+
+
+def library_of(x) -> str:
+    """'torch', 'cupy', 'numba', 'jax', or 'other'."""
+    name = type(x).__module__.partition(".")[0]
+    return {"jaxlib": "jax"}.get(name, name) if name in KINDS else "other"
+
+
+_torch_types: dict[object, DType] = {}
+
+
+def _torch_type(dtype) -> DType:
+    found = _torch_types.get(dtype)
+    if found is None:
+        found = DTYPES.get(str(dtype).removeprefix("torch."))
+        if found is None:
+            raise TypeError(f"gemm computes {', '.join(DTYPES)}, not {dtype}")
+        _torch_types[dtype] = found
+    return found
+
+
+def _view_torch(x) -> View:
+    if x.is_conj():
+        x = x.resolve_conj()
+    dtype = _torch_type(x.dtype)
+    size = dtype.size
+    return View(
+        x.data_ptr(), tuple(x.shape), tuple([s * size for s in x.stride()]), dtype,
+        x.get_device(), None,
+    )  # fmt: skip
+
+
+def _contiguous(shape, size: int) -> tuple[int, ...]:
+    strides = []
+    for extent in reversed(shape):
+        strides.append(size)
+        size *= max(extent, 1)
+    return tuple(reversed(strides))
+
+
+def _device_of(address: int) -> int:
+    from .driver import driver
+
+    ordinal = ctypes.c_int()
+    if address:
+        driver().call(
+            "cuPointerGetAttribute", ctypes.byref(ordinal), ctypes.c_int(9), ctypes.c_uint64(address)
+        )
+    return ordinal.value
+
+
+def _view_interface(x) -> View:
+    import numpy as np
+
+    facts = x.__cuda_array_interface__
+    if facts.get("mask") is not None:
+        raise TypeError("masked device arrays are not supported")
+    np_dtype = np.dtype(getattr(x, "dtype", None) or facts["typestr"])
+    dtype = DTYPES.get(np_dtype.name)
+    if dtype is None or not np_dtype.isnative:
+        raise TypeError(f"gemm computes {', '.join(DTYPES)}, not {np_dtype!r}")
+    shape = tuple(facts["shape"])
+    strides = facts.get("strides") or _contiguous(shape, dtype.size)
+    address = facts["data"][0] or 0
+    # 1 and 2 name the legacy and the per-thread default stream; None asks for no ordering.
+    stream = facts.get("stream")
+    return View(address, shape, tuple(strides), dtype, _device_of(address), stream)
+
+
+class _DLTensor(ctypes.Structure):
+    _fields_ = (
+        ("data", ctypes.c_void_p), ("device_type", ctypes.c_int32), ("device_id", ctypes.c_int32),
+        ("ndim", ctypes.c_int32), ("code", ctypes.c_uint8), ("bits", ctypes.c_uint8),
+        ("lanes", ctypes.c_uint16), ("shape", ctypes.POINTER(ctypes.c_int64)),
+        ("strides", ctypes.POINTER(ctypes.c_int64)), ("byte_offset", ctypes.c_uint64),
+    )  # fmt: skip
+
+
+_DL_TYPES = {(0, "int"), (1, "uint"), (2, "float"), (4, "bfloat"), (5, "complex"), (6, "bool")}
+
+
+def _view_dlpack(x) -> View:
+    capsule = x.__dlpack__(stream=1)
+    pointer = ctypes.pythonapi.PyCapsule_GetPointer
+    pointer.restype, pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
+    t = _DLTensor.from_address(pointer(capsule, b"dltensor"))
+    kind = dict(_DL_TYPES).get(t.code)
+    name = "bool" if kind == "bool" else f"{kind}{t.bits}"
+    dtype = DTYPES.get(name)
+    if dtype is None or t.lanes != 1:
+        raise TypeError(f"gemm computes {', '.join(DTYPES)}, not DLPack type {t.code}/{t.bits}")
+    shape = tuple(t.shape[: t.ndim])
+    if t.strides:
+        strides = tuple(s * dtype.size for s in t.strides[: t.ndim])
+    else:
+        strides = _contiguous(shape, dtype.size)
+    # The capsule is dropped unused: x itself keeps the memory alive through the call.
+    return View((t.data or 0) + t.byte_offset, shape, strides, dtype, t.device_id, 1)
+
+
+def view(x) -> View:
+    """The operand in x; TypeError for an element type gemm does not compute."""
+    kind = library_of(x)
+    if kind == "torch":
+        return _view_torch(x)
+    if hasattr(x, "__cuda_array_interface__"):
+        return _view_interface(x)
+    return _view_dlpack(x)
+
+
+# -- the caller's library ------------------------------------------------------------------------
+
+
+def current_stream(kind: str, device: int) -> int:
+    """The stream on which the caller of this library works now."""
+    if kind == "torch":
+        return sys.modules["torch"]._C._cuda_getCurrentRawStream(device)
+    if kind == "cupy":
+        return sys.modules["cupy"].cuda.get_current_stream().ptr
+    return 0
+
+
+def _empty_torch(like, shape, dtype: DType):
+    torch = sys.modules["torch"]
+    return torch.empty(shape, dtype=getattr(torch, dtype.name), device=like.device)
+
+
+def _empty_cupy(like, shape, dtype: DType):
+    return sys.modules["cupy"].empty(shape, dtype.name)
+
+
+def _empty_numba(like, shape, dtype: DType):
+    from numba import cuda
+
+    return cuda.device_array(shape, dtype.name)
+
+
+def _empty_jax(like, shape, dtype: DType):
+    jax = sys.modules["jax"]
+    # A fresh buffer of our own to fill: nobody else has seen it.
+    return jax.numpy.empty(shape, dtype.name).block_until_ready()
+
+
+class DeviceArray:
+    """A result for callers of no known library: memory with `__cuda_array_interface__`."""
+
+    def __init__(self, shape, dtype: DType, device: int):
+        from . import driver
+
+        self.shape, self.dtype_name, self._device = tuple(shape), dtype.name, driver.device(device)
+        self._device.use()
+        count = dtype.size
+        for extent in shape:
+            count *= extent
+        self.nbytes = count
+        self.address = self._device.allocate(count, 0)
+        self._device.synchronize(0)
+
+    @property
+    def __cuda_array_interface__(self) -> dict:
+        import numpy as np
+
+        return {
+            "shape": self.shape, "typestr": np.dtype(self.dtype_name).str, "strides": None,
+            "data": (self.address, False), "version": 3, "stream": 1,
+        }  # fmt: skip
+
+    def copy_to_host(self):
+        """The values as a NumPy array."""
+        import numpy as np
+
+        out = np.empty(self.shape, self.dtype_name)
+        self._device.use()
+        self._device.copy_out(out.ctypes.data, self.address, self.nbytes, 0)
+        self._device.synchronize(0)
+        return out
+
+    def __del__(self):
+        address, self.address = getattr(self, "address", 0), 0
+        if address:
+            self._device.use()
+            self._device.free(address, 0)
+
+
+def _empty_other(like, shape, dtype: DType):
+    return DeviceArray(shape, dtype, view(like).device)
+
+
+KINDS = {
+    "torch": _empty_torch,
+    "cupy": _empty_cupy,
+    "numba": _empty_numba,
+    "jax": _empty_jax,
+    "jaxlib": _empty_jax,
+    "other": _empty_other,
+}
+
+
+def empty(like, shape, dtype: DType):
+    """An uninitialised array of the kind of `like`, on its device."""
+    return KINDS[library_of(like)](like, shape, dtype)
+
+
+# -- what the engine asks of a backend -----------------------------------------------------------
+
+
+def device(index: int):
+    """The device of this number: facts in `.target`, `.units`; memory and launches."""
+    from . import driver
+
+    return driver.device(index)
+
+
+def kernel(on, plan, build):
+    """The loaded kernel of a plan on a device; `build(plan)` gives its source."""
+    from . import kernels
+
+    return kernels.kernel(on, plan, build)
+
+
+def box_kind(name: str) -> int:
+    """The copy engine's number of an element type ('tf32' included)."""
+    from .driver import BOX_KINDS
+
+    return BOX_KINDS[name]

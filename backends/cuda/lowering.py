@@ -1,0 +1,657 @@
+"""The vocabulary on CUDA: lanes words as LLVM vector IR, team words as PTX.
+
+Words that concern one lane (load, store, tiles of a lane) lower as on the CPU; those of a team
+(gemm.microkernels.cooperative) are here: who speaks, gates, copies, write-back. What a team's
+tile is made of is in tiles.py.
+"""
+
+from __future__ import annotations
+
+from llvmlite import ir
+from numba.core import cgutils
+from numba.core.types import intp
+
+from gemm.microkernels import cooperative as team
+from gemm.microkernels.dtypes import DType
+
+from .. import values
+from ..cpu.lowering import LOWERINGS as LANE_WORDS
+from ..cpu.lowering import narrow as narrow_value
+from ..cpu.lowering import widen
+from ..team_values import TeamTileType
+from . import tiles
+from .ptx import (
+    F32,
+    I8,
+    I16,
+    I32,
+    I64,
+    address,
+    capability,
+    flat,
+    group_of_team,
+    group_sync,
+    i32,
+    lane_of_group,
+    lane_of_team,
+    lane_of_warp,
+    load_shared,
+    narrow_int,
+    place,
+    plus,
+    ptx,
+    special,
+    store_shared,
+    times,
+)
+
+ROW = team.ROW
+MULTICAST = ".multicast::cluster"
+
+
+def _intp(context, builder, value, kind):
+    return context.cast(builder, value, kind, intp)
+
+
+def _flag(builder, value):
+    """A boolean as an i32 operand."""
+    return builder.zext(value, I32)
+
+
+def _wide_index(builder, value):
+    return builder.zext(value, I64)
+
+
+def _unpack(builder, array, count: int):
+    return [builder.extract_value(array, i) for i in range(count)]
+
+
+def _pack(builder, kind, elements):
+    out = ir.Constant(kind, ir.Undefined)
+    for i, element in enumerate(elements):
+        out = builder.insert_value(out, element, i)
+    return out
+
+
+# -- who am I ------------------------------------------------------------------------------------
+
+
+def lower_worker(context, builder, sig, args):
+    return _wide_index(builder, special(builder, "ctaid.x"))
+
+
+def lower_workers(context, builder, sig, args):
+    return _wide_index(builder, special(builder, "nctaid.x"))
+
+
+def lower_peer(context, builder, sig, args):
+    if capability(context) < 90:
+        return ir.Constant(I64, 0)
+    return _wide_index(builder, special(builder, "cluster.ctarank"))
+
+
+def lower_group(context, builder, sig, args):
+    return _wide_index(builder, group_of_team(builder))
+
+
+def _is_leader(builder):
+    return builder.icmp_unsigned("==", lane_of_group(builder), i32(0))
+
+
+def lower_leader(context, builder, sig, args):
+    return _is_leader(builder)
+
+
+def _registers(direction):
+    def lower(context, builder, sig, args):
+        count = values.constant(sig.args[0])
+        ptx(builder, f"setmaxnreg.{direction}.sync.aligned.u32 {count};", memory=True)
+
+    return lower
+
+
+def lower_quotient(context, builder, sig, args):
+    a, b = (narrow_int(builder, _intp(context, builder, x, k)) for x, k in zip(args, sig.args))
+    return _wide_index(builder, builder.udiv(a, b))
+
+
+# -- shared memory and gates ---------------------------------------------------------------------
+
+SHARED = "gemm_shared"
+
+
+def lower_team_memory(context, builder, sig, args):
+    module = builder.module
+    try:
+        memory = module.get_global(SHARED)
+    except KeyError:
+        memory = ir.GlobalVariable(module, ir.ArrayType(I8, 0), SHARED, addrspace=3)
+        memory.linkage = "external"
+        memory.align = 1024
+    zero = i32(0)
+    return builder.gep(memory, [zero, zero])
+
+
+def lower_team_sync(context, builder, sig, args):
+    ptx(builder, "barrier.sync 0;", memory=True)
+
+
+def lower_peers_sync(context, builder, sig, args):
+    if capability(context) < 90:
+        return lower_team_sync(context, builder, sig, args)
+    text = "barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;"
+    return ptx(builder, text, memory=True) and None
+
+
+def lower_gate_open(context, builder, sig, args):
+    count = narrow_int(builder, _intp(context, builder, args[1], sig.args[1]))
+    ptx(builder, "mbarrier.init.shared.b64 [$0], $1;", [address(builder, args[0]), count], memory=True)
+
+
+def lower_gates_opened(context, builder, sig, args):
+    ptx(builder, "fence.mbarrier_init.release.cluster;", memory=True)
+
+
+def lower_gate_wait(context, builder, sig, args):
+    phase = narrow_int(builder, _intp(context, builder, args[1], sig.args[1]))
+    text = """{
+.reg .pred done;
+again:
+mbarrier.try_wait.parity.shared.b64 done, [$0], $1, 10000000;
+@done bra through;
+bra again;
+through:
+}"""
+    ptx(builder, text, [address(builder, args[0]), phase], memory=True)
+
+
+def lower_gate_expect(context, builder, sig, args):
+    count = narrow_int(builder, _intp(context, builder, args[1], sig.args[1]))
+    text = "mbarrier.arrive.expect_tx.shared.b64 _, [$0], $1;"
+    ptx(builder, text, [address(builder, args[0]), count], memory=True)
+
+
+def lower_gate_arrive(context, builder, sig, args):
+    """arrivals 1: lane r of the group arrives at peer r; else lane r of each warp does."""
+    peers, arrivals = values.constant(sig.args[1]), values.constant(sig.args[2])
+    at = address(builder, args[0])
+    when = context.is_true(builder, sig.args[3], args[3])
+    if arrivals == 1:
+        lane = lane_of_group(builder)
+    else:
+        ptx(builder, "bar.warp.sync -1;", memory=True)
+        lane = lane_of_warp(builder)
+    speaks = builder.and_(builder.icmp_unsigned("<", lane, i32(peers)), when)
+    head = "{\n.reg .pred speaks;\nsetp.ne.b32 speaks, $1, 0;\n"
+    if peers == 1:
+        text = head + "@speaks mbarrier.arrive.shared.b64 _, [$0];\n}"
+        ptx(builder, text, [at, _flag(builder, speaks)], memory=True)
+        return
+    text = (
+        head + ".reg .b32 there;\n@speaks mapa.shared::cluster.u32 there, $0, $2;\n"
+        "@speaks mbarrier.arrive.release.cluster.shared::cluster.b64 _, [there];\n}"
+    )
+    ptx(builder, text, [at, _flag(builder, speaks), lane], memory=True)
+
+
+# -- filling -------------------------------------------------------------------------------------
+
+
+def lower_box_fetch(context, builder, sig, args):
+    dst, box, gate = args[:3]
+    rank, peers = sig.args[1].rank, values.constant(sig.args[7])
+    place_at = [
+        narrow_int(builder, _intp(context, builder, args[3 + i], sig.args[3 + i]))
+        for i in range(rank)
+    ]
+    names = ", ".join(f"${3 + i}" for i in range(rank))
+    arguments = [address(builder, dst), flat(builder, box), address(builder, gate), *place_at]
+    tail = ""
+    if peers > 1:
+        tail = f", ${3 + rank}"
+        arguments.append(ir.Constant(I16, (1 << peers) - 1))
+    text = (
+        f"cp.async.bulk.tensor.{rank}d.shared::cluster.global.mbarrier::complete_tx::bytes"
+        f"{MULTICAST if peers > 1 else ''} [$0], [$1, {{{names}}}], [$2]{tail};"
+    )
+    ptx(builder, text, arguments, memory=True)
+
+
+def _each(stage, total: int):
+    if total % stage.lanes:
+        raise TypeError(f"{total} moves are not a multiple of {stage.lanes} lanes")
+    return range(total // stage.lanes)
+
+
+def _panel_arguments(context, builder, sig, args):
+    numbers = [_intp(context, builder, args[i], sig.args[i]) for i in range(3, 7)]
+    return args[1], args[2], *numbers
+
+
+def _limit(builder, count, most: int):
+    """An i64 count as an i32 clamped to 0..most."""
+    zero, top = ir.Constant(I64, 0), ir.Constant(I64, most)
+    count = builder.select(builder.icmp_signed("<", count, zero), zero, count)
+    count = builder.select(builder.icmp_signed(">", count, top), top, count)
+    return builder.trunc(count, I32)
+
+
+def _far(builder, base, *products):
+    """base + sum of i32 index * i64 step."""
+    for index, step in products:
+        base = builder.add(base, builder.mul(builder.zext(index, I64), step))
+    return base
+
+
+def lower_panel_begin(context, builder, sig, args):
+    stage = values.constant(sig.args[0])
+    dst, source, row_step, k_step, rows, depth = _panel_arguments(context, builder, sig, args)
+    rows, depth = _limit(builder, rows, stage.rows), _limit(builder, depth, stage.depth)
+    kind = sig.return_type
+    if stage.route == "async":
+        _panel_async(context, builder, stage, dst, source, row_step, k_step, rows, depth)
+        return ir.Constant(kind.llvm, ir.Undefined)
+    dtype = sig.args[2].dtype
+    lane, base = lane_of_team(builder), flat(builder, source)
+    held = []
+    for q in _each(stage, stage.rows * stage.depth):
+        row, k = _element(builder, stage, lane, q, stage.near)
+        inside = builder.and_(
+            builder.icmp_unsigned("<", row, rows), builder.icmp_unsigned("<", k, depth)
+        )
+        at = _far(builder, base, (row, row_step), (k, k_step))
+        held.append([_load_if(builder, at, inside, dtype.real, part * dtype.real.size)
+                     for part in range(dtype.components)])  # fmt: skip
+    out = [_staged(builder, x, dtype.real, stage.dtype.real) for raw in held for x in raw]
+    return _pack(builder, kind.llvm, out)
+
+
+def _staged(builder, raw, source: DType, staged: DType):
+    """A raw element of `source` as a raw element of the stage."""
+    if source == staged:
+        return raw
+    value = _as(builder, widen(builder, raw, source), source, staged.computed)
+    return narrow_value(builder, value, staged)
+
+
+def _as(builder, value, source: DType, computed: DType):
+    """A value widened from `source` as a value of `computed`, where the stage computes wider."""
+    want = values.LLVM_SCALARS[computed.name]
+    if value.type == want:
+        return value
+    if isinstance(want, ir.IntType):
+        return builder.zext(value, want) if source.kind == "u" else builder.sext(value, want)
+    return builder.fpext(value, want)
+
+
+def _element(builder, stage, lane, q: int, near: str):
+    """(row, k) of the q-th element of a lane; neighbouring lanes are neighbours along `near`."""
+    inner = stage.depth if near == "k" else stage.rows
+    index = plus(builder, lane, q * stage.lanes)
+    outer = builder.udiv(index, i32(inner))
+    rest = builder.sub(index, times(builder, outer, inner))
+    return (outer, rest) if near == "k" else (rest, outer)
+
+
+def _load_if(builder, at, inside, dtype: DType, offset: int):
+    """One component of `dtype` at a global address, or zero bits; raw, as LLVM loads it."""
+    bits = dtype.bits
+    register, kind = {8: ("r", I32), 16: ("h", I16), 32: ("r", I32), 64: ("l", I64)}[bits]
+    form = {8: "u8", 16: "b16", 32: "b32", 64: "b64"}[bits]
+    text = (
+        "{\n.reg .pred inside;\nsetp.ne.b32 inside, $2, 0;\n"
+        f"mov.b{max(bits, 16) if bits != 8 else 32} $0, 0;\n"
+        f"@inside ld.global.{form} $0, [$1+{offset}];\n}}"
+    )
+    raw = ptx(builder, text, [at, _flag(builder, inside)], [kind])[0]
+    if bits == 8:
+        return builder.trunc(raw, I8)
+    want = values.LLVM_SCALARS.get(dtype.name)
+    return builder.bitcast(raw, want) if isinstance(want, ir.FloatType | ir.DoubleType) else raw
+
+
+def _panel_async(context, builder, stage, dst, source, row_step, k_step, rows, depth):
+    """Sixteen bytes a lane: cp.async, whose source size fills the rest with zeros."""
+    size = stage.dtype.size
+    span = team.CHUNK // size
+    lane, base, to = lane_of_team(builder), flat(builder, source), address(builder, dst)
+    near_k = stage.along == "k"
+    lines, length = (stage.rows, stage.depth) if near_k else (stage.depth, stage.rows)
+    line_count, inner_count = (rows, depth) if near_k else (depth, rows)
+    line_step = row_step if near_k else k_step
+    chunks = length // span
+    for q in _each(stage, lines * chunks):
+        index = plus(builder, lane, q * stage.lanes)
+        line = builder.udiv(index, i32(chunks))
+        inner = times(builder, builder.sub(index, times(builder, line, chunks)), span)
+        left = builder.sub(inner_count, inner)
+        left = builder.select(builder.icmp_signed("<", left, i32(0)), i32(0), left)
+        left = builder.select(builder.icmp_signed(">", left, i32(span)), i32(span), left)
+        inside = builder.icmp_unsigned("<", line, line_count)
+        left = times(builder, builder.select(inside, left, i32(0)), size)
+        some = builder.icmp_unsigned(">", left, i32(0))
+        at = _far(builder, base, (line, line_step))
+        at = builder.add(at, builder.zext(times(builder, inner, size), I64))
+        at = builder.select(some, at, base)
+        where = place(builder, stage, line, inner) if near_k else place(builder, stage, inner, line)
+        text = "cp.async.cg.shared.global [$0], [$1], 16, $2;"
+        ptx(builder, text, [builder.add(to, where), at, left], memory=True)
+
+
+def lower_panel_end(context, builder, sig, args):
+    stage = values.constant(sig.args[0])
+    if stage.route == "async":
+        return
+    kind = sig.args[2]
+    lane, to = lane_of_team(builder), address(builder, args[1])
+    parts = stage.dtype.components
+    held = _unpack(builder, args[2], kind.count * parts)
+    for q in _each(stage, stage.rows * stage.depth):
+        row, k = _element(builder, stage, lane, q, stage.near)
+        at = builder.add(to, place(builder, stage, row, k))
+        _store_raw(builder, at, held[q * parts : (q + 1) * parts])
+
+
+def _store_raw(builder, at, raw):
+    if raw[0].type == I8:
+        wide = builder.zext(raw[0], I32)
+        ptx(builder, "st.shared.u8 [$0], $1;", [at, wide], memory=True)
+    else:
+        store_shared(builder, at, 0, raw)
+
+
+def lower_panel_write(context, builder, sig, args):
+    stage, dtype, part = values.constant(sig.args[0]), sig.args[1].dtype, values.constant(sig.args[6])
+    row_step = _intp(context, builder, args[2], sig.args[2])
+    rows = _limit(builder, _intp(context, builder, args[4], sig.args[4]), stage.rows)
+    depth = _limit(builder, _intp(context, builder, args[5], sig.args[5]), stage.depth)
+    lane, base, src = lane_of_team(builder), flat(builder, args[1]), address(builder, args[3])
+    for q in _each(stage, stage.rows * stage.depth):
+        row, k = _element(builder, stage, lane, q, "k")
+        at = builder.add(src, place(builder, stage, row, k))
+        bits = stage.dtype.bits
+        if bits == 8:
+            raw = ptx(builder, "ld.shared.u8 $0, [$1];", [at], [I32])[0]
+            raw = builder.trunc(raw, I8)
+        else:
+            kind = values.LLVM_SCALARS.get(stage.dtype.name, ir.IntType(bits))
+            raw = load_shared(builder, at, 0, kind, 1)[0]
+        if part:
+            big = _round19(builder, raw)
+            raw = big if part == 1 else _round19(builder, builder.fsub(raw, big))
+        raw = _staged(builder, raw, stage.dtype, dtype)
+        inside = builder.and_(
+            builder.icmp_unsigned("<", row, rows), builder.icmp_unsigned("<", k, depth)
+        )
+        to = _far(builder, base, (row, row_step))
+        to = builder.add(to, builder.zext(times(builder, k, dtype.size), I64))
+        _store_if(builder, to, inside, raw)
+
+
+def _round19(builder, value):
+    return ptx(builder, "cvt.rna.tf32.f32 $0, $1;", [value], [F32], effect=False)[0]
+
+
+def _store_if(builder, at, inside, raw):
+    bits = {F32: 32}.get(raw.type) or getattr(raw.type, "width", 64)
+    form = {8: "u8", 16: "b16", 32: "b32", 64: "b64"}[bits]
+    if bits == 8:
+        raw = builder.zext(raw, I32)
+    text = f"{{\n.reg .pred inside;\nsetp.ne.b32 inside, $1, 0;\n@inside st.global.{form} [$0], $2;\n}}"
+    if raw.type in (F32, ir.DoubleType()):
+        raw = builder.bitcast(raw, ir.IntType(bits))
+    ptx(builder, text, [at, _flag(builder, inside), raw], memory=True)
+
+
+def lower_panels_commit(context, builder, sig, args):
+    if capability(context) >= 80:
+        ptx(builder, "cp.async.commit_group;", memory=True)
+
+
+def lower_panels_wait(context, builder, sig, args):
+    if capability(context) >= 80:
+        ptx(builder, f"cp.async.wait_group {values.constant(sig.args[0])};", memory=True)
+
+
+# -- tiles ---------------------------------------------------------------------------------------
+
+
+def lower_team_zeros(context, builder, sig, args):
+    return ir.Constant(sig.return_type.llvm, None)
+
+
+def lower_team_tile(context, builder, sig, args):
+    return ir.Constant(sig.return_type.llvm, ir.Undefined)
+
+
+def _registers_of(builder, t, kind: TeamTileType):
+    return _unpack(builder, t, kind.count)
+
+
+def lower_team_accumulate(context, builder, sig, args):
+    kind = sig.return_type
+    t = _registers_of(builder, args[1], kind)
+    step = _intp(context, builder, args[4], sig.args[4])
+    keep = context.is_true(builder, sig.args[5], args[5])
+    t = tiles.accumulate(context, builder, kind.tile, t, args[2], args[3], step, keep)
+    return _pack(builder, kind.llvm, t)
+
+
+def lower_team_settle(context, builder, sig, args):
+    kind = sig.args[0]
+    if kind.tile.unit != "wide":
+        return args[0]
+    t = tiles.settle(builder, _registers_of(builder, args[0], kind), values.constant(sig.args[1]))
+    return _pack(builder, kind.llvm, t)
+
+
+def lower_team_add(context, builder, sig, args):
+    kind = sig.return_type
+    integer = isinstance(kind.scalar, ir.IntType)
+    pairs = zip(*(_registers_of(builder, x, kind) for x in args), strict=True)
+    add = builder.add if integer else builder.fadd
+    return _pack(builder, kind.llvm, [add(x, y) for x, y in pairs])
+
+
+def lower_team_scale(context, builder, sig, args):
+    kind = sig.return_type
+    t = _registers_of(builder, args[0], kind)
+    return _pack(builder, kind.llvm, [builder.fmul(x, args[1]) for x in t])
+
+
+# -- write-back ----------------------------------------------------------------------------------
+
+
+def _narrow_run(context, builder, registers, dtype: DType):
+    """A run of accumulators as stored registers of 16, 32 or 64 bits, in pairs where possible."""
+    real = dtype.real
+    if real.name in ("float16", "bfloat16") and len(registers) % 2 == 0:
+        form = "f16x2" if real.name == "float16" else "bf16x2"
+        if capability(context) >= 80:
+            out = []
+            for low, high in zip(registers[::2], registers[1::2], strict=True):
+                text = f"cvt.rn.{form}.f32 $0, $1, $2;"
+                out += ptx(builder, text, [high, low], [I32], effect=False)
+            return out
+    raw = [narrow_value(builder, x, real) for x in registers]
+    if isinstance(raw[0].type, ir.IntType) and raw[0].type.width < 32 and len(raw) > 1:
+        # Several narrow values in one register.
+        width, joined = raw[0].type.width, []
+        each = min(len(raw), 32 // width)
+        for start in range(0, len(raw), each):
+            word = i32(0)
+            for i, x in enumerate(raw[start : start + each]):
+                word = builder.or_(word, builder.shl(builder.zext(x, I32), i32(i * width)))
+            joined.append(builder.trunc(word, ir.IntType(each * width)))
+        return joined
+    return raw
+
+
+def _deposit(context, builder, registers, tile, dtype: DType, where, chunk: int, width: int, found):
+    """Writes the columns chunk * width .. of a tile to the room at `where`, swizzled."""
+    for run, row, column, base in found:
+        if base // width != chunk:
+            continue
+        byte = times(builder, plus(builder, column, -chunk * width), dtype.size)
+        swizzle = builder.shl(builder.and_(row, i32(7)), i32(4))
+        at = builder.add(builder.add(where, times(builder, row, ROW)), builder.xor(byte, swizzle))
+        raw = _narrow_run(context, builder, [registers[r] for r in run], dtype)
+        bits = {F32: 32, ir.DoubleType(): 64}.get(raw[0].type) or raw[0].type.width
+        if bits == 8:
+            _store_raw(builder, at, raw)
+            continue
+        each = max(1, 128 // bits)
+        for start in range(0, len(raw), each):
+            store_shared(builder, at, start * bits // 8, raw[start : start + each])
+
+
+def _chunks(tile, dtype: DType):
+    """(columns in 128 bytes of output, how many such chunks the tile has)."""
+    width = min(ROW // dtype.size, tile.columns)
+    return width, tile.columns // width
+
+
+def _slots(tile) -> int:
+    return 2 if tile.rows <= 64 else 1
+
+
+def lower_team_send(context, builder, sig, args):
+    box, room, t = args[:3]
+    rank, kind, dtype = sig.args[1 - 1].rank, sig.args[2], values.constant(sig.args[7])
+    tile = kind.tile
+    registers = _registers_of(builder, t, kind)
+    x, y, u, v = (
+        narrow_int(builder, _intp(context, builder, args[i], sig.args[i])) for i in range(3, 7)
+    )
+    width, count = _chunks(tile, dtype)
+    slots = _slots(tile)
+    found = tiles.pieces(builder, tile)
+    start = address(builder, room)
+    speaks = _flag(builder, _is_leader(builder))
+    head = "{\n.reg .pred speaks;\nsetp.ne.b32 speaks, $0, 0;\n"
+    for chunk in range(count):
+        # A slot is free once the copy engine has read what was put there before.
+        text = head + f"@speaks cp.async.bulk.wait_group.read {slots - 1};\n}}"
+        ptx(builder, text, [speaks], memory=True)
+        group_sync(builder)
+        where = plus(builder, start, chunk % slots * tile.rows * ROW)
+        _deposit(context, builder, registers, tile, dtype, where, chunk, width, found)
+        ptx(builder, "fence.proxy.async.shared::cta;", memory=True)
+        group_sync(builder)
+        at = [plus(builder, x, chunk * width), y, u, v][:rank]
+        names = ", ".join(f"${3 + i}" for i in range(rank))
+        text = (
+            head + f"@speaks cp.async.bulk.tensor.{rank}d.global.shared::cta.bulk_group"
+            f" [$1, {{{names}}}], [$2];\n@speaks cp.async.bulk.commit_group;\n}}"
+        )
+        ptx(builder, text, [speaks, flat(builder, box), where, *at], memory=True)
+
+
+def lower_team_drain(context, builder, sig, args):
+    ptx(builder, "cp.async.bulk.wait_group 0;", memory=True)
+
+
+def lower_team_write(context, builder, sig, args):
+    p, room, t = args[0], args[2], args[3]
+    kind, dtype = sig.args[3], sig.args[0].dtype
+    tile = kind.tile
+    row_step, m, n = (_intp(context, builder, args[i], sig.args[i]) for i in (1, 4, 5))
+    rows, columns = _limit(builder, m, tile.rows), _limit(builder, n, tile.columns)
+    registers = _registers_of(builder, t, kind)
+    width, count = _chunks(tile, dtype)
+    found = tiles.pieces(builder, tile)
+    base, start, lane = flat(builder, p), address(builder, room), lane_of_group(builder)
+    span = team.CHUNK // dtype.size
+    odd = builder.and_(builder.or_(base, row_step), ir.Constant(I64, 15))
+    aligned = builder.icmp_unsigned("==", odd, ir.Constant(I64, 0))
+    for chunk in range(count):
+        group_sync(builder)
+        _deposit(context, builder, registers, tile, dtype, start, chunk, width, found)
+        group_sync(builder)
+        first = builder.add(base, ir.Constant(I64, chunk * width * dtype.size))
+        full = builder.icmp_unsigned(">=", columns, i32((chunk + 1) * width))
+        with builder.if_else(builder.and_(aligned, full)) as (vector, scalar):
+            with vector:
+                _drain_chunks(builder, tile, start, first, row_step, rows, lane, width // span)
+            with scalar:
+                left = builder.sub(columns, i32(chunk * width))
+                _drain_elements(builder, tile, dtype, start, first, row_step, rows, left, lane, width)
+
+
+def _drain_chunks(builder, tile, room, first, row_step, rows, lane, across: int):
+    """Whole rows of the room to memory, sixteen bytes a lane."""
+    high = 128 // across
+    inner = builder.and_(lane, i32(across - 1))
+    outer = builder.udiv(lane, i32(across))
+    steps = -(-tile.rows // high)
+    with cgutils.for_range(builder, i32(steps), intp=I32) as loop:
+        row = builder.add(outer, times(builder, loop.index, high))
+        with builder.if_then(builder.icmp_unsigned("<", row, rows)):
+            byte = builder.shl(inner, i32(4))
+            swizzle = builder.shl(builder.and_(row, i32(7)), i32(4))
+            at = builder.add(builder.add(room, times(builder, row, ROW)), builder.xor(byte, swizzle))
+            words = load_shared(builder, at, 0, I32, 4)
+            to = builder.add(_far(builder, first, (row, row_step)), builder.zext(byte, I64))
+            text = "st.global.v4.b32 [$0], {$1, $2, $3, $4};"
+            ptx(builder, text, [to, *words], memory=True)
+
+
+def _drain_elements(builder, tile, dtype, room, first, row_step, rows, left, lane, width: int):
+    """The same element by element (component by component of complex numbers)."""
+    size, parts = dtype.real.size, dtype.components
+    steps = tile.rows * width * parts // 128
+    with cgutils.for_range(builder, i32(steps), intp=I32) as loop:
+        index = builder.add(lane, times(builder, loop.index, 128))
+        row = builder.udiv(index, i32(width * parts))
+        column = builder.sub(index, times(builder, row, width * parts))
+        inside = builder.and_(
+            builder.icmp_unsigned("<", row, rows),
+            builder.icmp_signed("<", column, times(builder, left, parts)),
+        )
+        with builder.if_then(inside):
+            byte = times(builder, column, size)
+            swizzle = builder.shl(builder.and_(row, i32(7)), i32(4))
+            at = builder.add(builder.add(room, times(builder, row, ROW)), builder.xor(byte, swizzle))
+            if size == 1:
+                raw = ptx(builder, "ld.shared.u8 $0, [$1];", [at], [I32])[0]
+            else:
+                raw = load_shared(builder, at, 0, ir.IntType(8 * size), 1)[0]
+            to = builder.add(_far(builder, first, (row, row_step)), builder.zext(byte, I64))
+            form = "u8" if size == 1 else f"b{8 * size}"
+            ptx(builder, f"st.global.{form} [$0], $1;", [to, raw], memory=True)
+
+
+LOWERINGS = {
+    **LANE_WORDS,
+    team.worker: lower_worker,
+    team.workers: lower_workers,
+    team.peer: lower_peer,
+    team.group: lower_group,
+    team.leader: lower_leader,
+    team.claim_registers: _registers("inc"),
+    team.yield_registers: _registers("dec"),
+    team.quotient: lower_quotient,
+    team.team_memory: lower_team_memory,
+    team.team_sync: lower_team_sync,
+    team.peers_sync: lower_peers_sync,
+    team.gate_open: lower_gate_open,
+    team.gates_opened: lower_gates_opened,
+    team.gate_wait: lower_gate_wait,
+    team.gate_expect: lower_gate_expect,
+    team.gate_arrive: lower_gate_arrive,
+    team.box_fetch: lower_box_fetch,
+    team.panel_begin: lower_panel_begin,
+    team.panel_end: lower_panel_end,
+    team.panel_write: lower_panel_write,
+    team.panels_commit: lower_panels_commit,
+    team.panels_wait: lower_panels_wait,
+    team.team_zeros: lower_team_zeros,
+    team.team_tile: lower_team_tile,
+    team.team_accumulate: lower_team_accumulate,
+    team.team_settle: lower_team_settle,
+    team.team_add: lower_team_add,
+    team.team_scale: lower_team_scale,
+    team.team_send: lower_team_send,
+    team.team_drain: lower_team_drain,
+    team.team_write: lower_team_write,
+}

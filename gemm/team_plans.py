@@ -1,0 +1,106 @@
+"""The plan space of the team kernels, and which plan serves a problem on a machine.
+
+`facts` is a machine's description: boxes (it has the copy engine), wide (and the group-wide
+matrix unit), async_copies, capability, shared (bytes a team may use). Plans hold no sizes of a
+problem, so a process compiles few of them.
+
+Every plan that may serve one element type and precision gives the same bits: tiles, staging
+and raster change nothing in an element's chain.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import replace
+
+from gemm.microkernels.cooperative import StageShape, TeamTile
+from gemm.microkernels.dtypes import DType, float32, int32
+
+from .team import PackPlan, TeamPlan
+
+GATE_ROOM = 256
+
+# What the matrix unit multiplies, by element type; 'tf32' is float32 by name only.
+MATRIX_KINDS = ("float16", "bfloat16", "int8", "uint8", "float8_e4m3fn", "float8_e5m2", "tf32")
+
+
+def _stages(facts, plan_bytes: int, stage_bytes: int, most: int = 8) -> int:
+    room = facts.shared - plan_bytes - GATE_ROOM
+    return max(2, min(most, room // stage_bytes))
+
+
+def wide_plan(facts, kind: str, a: DType, b: DType, out: DType, block=(128, 256), along=("k", "k"),
+              peers=1, chain=0, parts=1, store="box", batched=False, scaled=False,
+              band=8) -> TeamPlan:  # fmt: skip
+    """A ring whose groups feed the group-wide matrix unit; block: BM, BN."""
+    bm, bn = block
+    depth = 128 // a.size
+    down = 2 if bm >= 128 else 1
+    acc = int32 if a.kind in "iu" else float32
+    panel_a = StageShape(bm, depth, a, along[0], "box")
+    panel_b = StageShape(bn, depth, b, along[1], "box")
+    tile = TeamTile("wide", bm // down, bn, acc, panel_a, panel_b, kind)
+    accumulators = tile.rows * bn // 128 * (2 if chain else 1)
+    heavy = accumulators > 64
+    registers = (40, 232) if heavy and down == 2 else (0, 0)
+    plan = TeamPlan(tile, a, b, out, down, 1, 2, 128, peers, band, parts, chain, store, scaled,
+                    batched, registers)  # fmt: skip
+    stages = _stages(facts, down * plan.room_bytes, plan.stage_bytes)
+    return replace(plan, stages=stages)
+
+
+def ring_plan(facts, unit: str, a: DType, out: DType, along, tile_shape, lane_shape, down, across,
+              store="box", batched=False, band=8, most=8) -> TeamPlan:  # fmt: skip
+    """A ring for a chain of fused multiply-adds: unit 'lanes', or 'matrix' for float64."""
+    depth = 128 // a.size
+    rows, columns = tile_shape
+    # Lanes read a panel along rows without a bank conflict as it is; the matrix unit does not.
+    swizzled = unit == "matrix"
+    panel_a = StageShape(rows * down, depth, a, along[0], "box", swizzled or along[0] == "k")
+    panel_b = StageShape(columns * across, depth, a, along[1], "box", swizzled or along[1] == "k")
+    kind = a.name if unit == "matrix" else ""
+    tile = TeamTile(unit, rows, columns, a, panel_a, panel_b, kind, *lane_shape)
+    registers = (0, 0)
+    if down * across == 2:
+        registers = (40, 232) if unit == "matrix" else (56, 224)
+    plan = TeamPlan(tile, a, a, out, down, across, 2, 128, 1, band, store=store, batched=batched,
+                    registers=registers)  # fmt: skip
+    room = facts.shared - plan.groups * plan.room_bytes - GATE_ROOM
+    stages = max(2, min(most, room // plan.stage_bytes))
+    return replace(plan, stages=stages)
+
+
+def team_plan(facts, unit: str, kind: str, a: DType, b: DType, out: DType, acc: DType, along,
+              route: str, tile_shape, lane_shape=(8, 4), down=1, across=1, stages=2,
+              near=("k", "k")) -> TeamPlan:  # fmt: skip
+    """A team in which every lane fills: route 'async' (aligned operands) or 'held' (any)."""
+    stage_a, stage_b = (a, b) if unit == "matrix" or route == "async" else (acc, acc)
+    depth = 128 // stage_a.size
+    rows, columns = tile_shape
+    lanes = 128 * down * across
+    swizzled = unit == "matrix"
+    panel_a = StageShape(rows * down, depth, stage_a, along[0], route,
+                         swizzled or along[0] == "k", near[0], lanes)  # fmt: skip
+    panel_b = StageShape(columns * across, depth, stage_b, along[1], route,
+                         swizzled or along[1] == "k", near[1], lanes)  # fmt: skip
+    tile = TeamTile(unit, rows, columns, acc, panel_a, panel_b, kind, *lane_shape)
+    return TeamPlan(tile, a, b, out, down, across, stages)
+
+
+@functools.lru_cache(maxsize=256)
+def pack_plan(source: DType, near: str, out: DType | None = None, parts: int = 1) -> PackPlan:
+    """Any strides to adjacent k, as `out` (default: as it is); parts 2: high and low part."""
+    out = out or source
+    depth = 128 // out.size
+    rows = {(1, "k"): 16, (1, "rows"): 32}.get((out.size, near), 32 if near == "k" else 64)
+    stage = StageShape(rows, depth, out, "k", "held", True, near, 256)
+    return PackPlan(stage, source, out, parts)
+
+
+def lanes_shape(acc: DType) -> tuple[tuple[int, int], tuple[int, int]]:
+    """(tile, lane tile) of the kernel that serves anything: 32 accumulators of 4 bytes a lane."""
+    if acc.size * acc.components == 4:
+        return (64, 64), (4, 8)
+    if acc.size == 8:
+        return (64, 64), (4, 8)
+    return (32, 32), (2, 4)
