@@ -231,7 +231,8 @@ def loop_dtype(
     NumPy has no loop for the ml_dtypes types and would widen bfloat16 to float32; here they are
     dtypes like the others: the common dtype of the operands, cast by the same rules.
     """
-    if x1 == x2 and out is None and signature is None and operands.is_engine_dtype(x1):
+    plain_call = out is None and signature is None and casting == "same_kind"
+    if plain_call and x1 == x2 and operands.is_engine_dtype(x1):
         return x1
     return _resolved(original, x1, x2, out, signature, casting)
 

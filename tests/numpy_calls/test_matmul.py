@@ -251,8 +251,8 @@ def test_signature_and_casting():
     for keywords in (
         {"dtype": "i4"}, {"dtype": "f4", "casting": "safe"}, {"casting": "sideways"},
         {"dtype": "f8", "signature": "dd->d"}, {"order": "Z"}, {"where": True}, {"axis": 0},
-        {"signature": "d"}, {"keepdims": True}, {"axes": [0, 1]}, {"axes": [(0, 1), (0, 1), (0, 5)]}, {"axes": 3},
-        {"axes": [(0, 0), (0, 1), (0, 1)]},
+        {"signature": "d"}, {"keepdims": True}, {"axes": [0, 1]}, {"axes": 3},
+        {"axes": [(0, 1), (0, 1), (0, 5)]}, {"axes": [(0, 0), (0, 1), (0, 1)]},
     ):  # fmt: skip
         with pytest.raises(Exception) as theirs:
             np.matmul(a, b, **keywords)
