@@ -31,7 +31,7 @@ from numba.core.typing import signature
 
 from gemm.microkernels import vocabulary as words
 
-from . import values
+from . import lanes, values
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,8 @@ class InlinedFunction(Callable, Opaque):
         self.function, self.context = function, context
         self.python_signature = inspect.signature(function)
         self.compiled = {}
-        super().__init__(f"inlined {function.__qualname__} {id(function)}")
+        # Numba keeps one type for each name: a function is another one in another context.
+        super().__init__(f"inlined {function.__qualname__} {id(function)} {id(context)}")
 
     def get_call_type(self, context, args, kws):
         bound = self.python_signature.bind(*args, **kws)
@@ -195,7 +196,7 @@ class TileContext(cpu.CPUContext):
 
         self.machine_target = target
         self.lowering = importlib.import_module(target.lowering)
-        self.words = {**values.RULES, **getattr(self.lowering, "RULES", {})}
+        self.words = {**values.RULES, **lanes.RULES, **getattr(self.lowering, "RULES", {})}
         super().__init__(typing_context, "cpu")
         typing_context.target_context = self
 
@@ -233,7 +234,7 @@ class TileContext(cpu.CPUContext):
 
     def get_function(self, fn, sig, _firstcall=True):
         if isinstance(fn, WordFunction):
-            lower = self.lowering.LOWERINGS[fn.word]
+            lower = self.lowering.LOWERINGS.get(fn.word) or lanes.LOWERINGS[fn.word]
 
             def call_word(builder, args, loc=None):
                 result = lower(self, builder, sig, args)

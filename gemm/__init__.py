@@ -15,7 +15,22 @@ from gemm.matmul import matmul, matvec, vecdot, vecmat  # noqa: E402
 from gemm.originals import kron, outer  # noqa: E402
 from gemm.tensordot import tensordot, transpose  # noqa: E402
 
+_EPILOGUE_WORDS = (
+    "as_type",
+    "column_index",
+    "epilogue",
+    "nearest",
+    "per_column",
+    "per_row",
+    "row_index",
+    "rsqrt",
+    "select",
+    "sigmoid",
+    "uniform",
+)
+
 __all__ = [
+    *_EPILOGUE_WORDS,
     "addmm",
     "array_api",
     "baddbmm",
@@ -38,7 +53,10 @@ __all__ = [
 ]
 
 _MODULES = ("array_api", "linalg")
-_LAZY = {"use_in_numpy": "in_numpy"}
+_LAZY = {
+    "use_in_numpy": "in_numpy",
+    **dict.fromkeys(_EPILOGUE_WORDS, "epilogues"),
+}
 
 
 def __getattr__(name: str) -> object:

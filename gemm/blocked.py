@@ -33,6 +33,7 @@ from gemm.microkernels.vocabulary import (
     tile_zeros,
 )
 
+from .epilogues.write_back import make_write_back
 from .packing import make_pack
 
 
@@ -104,12 +105,18 @@ def make_macro_kernel(shape: TileShape, write_back, unroll: int):
     return macro_kernel
 
 
-def make_blocked(shape: TileShape, a_type: DType, b_type: DType, out: DType, unroll: int = 4):
-    """The whole product for one worker of a team; see the parameters of `blocked` below."""
+def make_blocked(
+    shape: TileShape, a_type: DType, b_type: DType, out: DType, unroll: int = 4, program=None
+):
+    """The whole product for one worker of a team; see the parameters of `blocked` below.
+
+    program: the write-back's (gemm/epilogues), None for the plain store.
+    """
     MR, NR, acc = shape.rows, shape.columns, shape.dtype
     pack_a = make_pack(MR, shape.lanes, a_type, acc)
     pack_b = make_pack(NR, shape.lanes, b_type, acc)
-    macro_kernel = make_macro_kernel(shape, make_store(shape, out), unroll)
+    write_back = make_store(shape, out) if program is None else make_write_back(shape, program)
+    macro_kernel = make_macro_kernel(shape, write_back, unroll)
 
     def rectangle(a, b, c, home, m, n, k, ars, acs, brs, bcs, rs, cs, hrs, mc, kc, nc, band,
                   packed_a, packed_b, first_row, first_column, batch, extra):  # fmt: skip

@@ -125,7 +125,8 @@ class Prepared:
 
 
 def execute(plan: Plan, a, b, out, batch: int, rows, scratch_home: bool, extra=None) -> None:
-    """out = a @ b as `plan` says. rows: as from `batches`; extra: int64 table of an epilogue."""
+    """out = a @ b as `plan` says. rows: as from `batches`; extra: table of an epilogue's
+    operands, int64 (on the reference target an arithmetic.Table)."""
     m, k = a.shape[-2:]
     n = b.shape[-1]
     ready = plan.__dict__.get("prepared")
@@ -165,5 +166,5 @@ def _execute_reference(plan, a, b, out, nbytes: int, integers, dims, extra) -> N
     pointers = [pointer(x, t) for x, t in ((a, spec.a), (b, spec.b), (out, spec.out))]
     pointers.append(pointer(space, dtypes.uint8))
     tables = [pointer(dims, dtypes.uint8)]
-    table = pointer(np.zeros(0, np.uint8) if extra is None else extra, dtypes.uint8)
+    table = pointer(np.zeros(0, np.uint8), dtypes.uint8) if extra is None else extra
     run(function, (*pointers, *integers, *tables, *plan.team, table), plan.workers)

@@ -94,8 +94,13 @@ def fit(blocks: Blocks, tile, m: int, n: int, k: int, scratch_home: bool) -> Blo
     return replace(blocks, mc=mc, kc=kc, nc=nc, band=band)
 
 
-def partition(batch: int, m: int, n: int, tile, workers: int) -> tuple[int, int, int]:
-    """(over batch, over M, over N): batch first, then the split that packs least twice."""
+def partition(
+    batch: int, m: int, n: int, tile, workers: int, splits: tuple[bool, bool] = (True, True)
+) -> tuple[int, int, int]:
+    """(over batch, over M, over N): batch first, then the split that packs least twice.
+
+    splits: whether M and N may be shared at all.
+    """
     if batch >= workers:
         return (workers, 1, 1)
     over_batch = max(d for d in range(1, workers + 1) if workers % d == 0 and d <= batch)
@@ -105,11 +110,12 @@ def partition(batch: int, m: int, n: int, tile, workers: int) -> tuple[int, int,
         if rest % over_m:
             continue
         over_n = rest // over_m
+        if (over_m > 1 and not splits[0]) or (over_n > 1 and not splits[1]):
+            continue
         rows = round_up(-(-m // over_m), tile.rows)
         columns = round_up(-(-n // over_n), tile.columns)
         # Work of the largest share first, then the elements it packs.
         cost = (rows * columns, rows + columns)
         if best is None or cost < best[0]:
             best = (cost, (over_batch, over_m, over_n))
-    assert best is not None
-    return best[1]
+    return best[1] if best is not None else (over_batch, 1, 1)

@@ -39,8 +39,9 @@ def make_plan(a: DType, b: DType, out: DType, acc: DType, m: int, n: int, k: int
     from gemm.backends.cpu.machine import machine
 
     level, shape, named = parse_kernel(kernel or isa)
-    tile = tile_for(level, acc, shape)
+    tile = tile_for(level, acc, shape, program is not None and program.pairs)
     spec = KernelSpec("blocked", tile, a, b, out, program=program)
+    splits = (True, True) if program is None else program.splits
     caches = machine().caches
     blocks = planning.cache_blocks(tile, caches)
     threads = workers_for(level, acc, m * n * k * batch, threads)
@@ -58,9 +59,9 @@ def make_plan(a: DType, b: DType, out: DType, acc: DType, m: int, n: int, k: int
         why[-1] = f"MC, KC, NC = {named} as named"
         if not scratch_home:
             blocks = planning.replace(blocks, band=planning.round_up(max(m, 1), tile.rows))
-        team = planning.partition(batch, m, n, tile, threads)
+        team = planning.partition(batch, m, n, tile, threads, splits)
     else:
-        team = planning.partition(batch, m, n, tile, threads)
+        team = planning.partition(batch, m, n, tile, threads, splits)
         blocks = planning.fit(blocks, tile, -(-m // team[1]), -(-n // team[2]), k, scratch_home)
     reason = planning.illegal(blocks, team, spec)
     if reason:

@@ -116,15 +116,23 @@ def unit_of(level: str):
     return found.unit, found.fused
 
 
-def tile_for(level: str, acc: DType, shape: tuple[int, int] | None):
-    """The register tile: selected, or the one named, refused with the numbers when illegal."""
+def tile_for(level: str, acc: DType, shape: tuple[int, int] | None, pairs: bool = False):
+    """The register tile: selected, or the one named, refused with the numbers when illegal.
+
+    pairs: an epilogue reads columns in pairs, so vectors must pair too.
+    """
     unit, _ = unit_of(level)
     if shape is None:
-        return select_tile(unit, acc)
+        return select_tile(unit, acc, pairs)
     rows, columns = shape
     lanes = unit.lanes(acc)
     if rows < 1 or columns < 1 or columns % lanes:
         raise ValueError(
             f"kernel tile {rows}x{columns}: NR must be a multiple of {lanes} lanes of {acc} on {level}"
+        )
+    if pairs and columns // lanes % 2:
+        raise ValueError(
+            f"kernel tile {rows}x{columns}: an epilogue of pairs needs an even number of vectors, "
+            f"{columns} columns are {columns // lanes} vectors of {lanes} lanes"
         )
     return dtypes.TileShape(rows, columns // lanes, lanes, acc)

@@ -79,6 +79,6 @@ def candidates(unit: VectorUnit, dtype: DType) -> list[TileShape]:
     return sorted(legal, key=lambda s: (traffic(s), s.vectors))
 
 
-def select_tile(unit: VectorUnit, dtype: DType) -> TileShape:
-    """The register tile for `dtype` on `unit`."""
-    return candidates(unit, dtype)[0]
+def select_tile(unit: VectorUnit, dtype: DType, pairs: bool = False) -> TileShape:
+    """The register tile for `dtype` on `unit`; pairs: of an even number of vectors."""
+    return next(s for s in candidates(unit, dtype) if not (pairs and s.vectors % 2))

@@ -1,0 +1,380 @@
+"""A product with a bound epilogue: operands and outputs fitted, program made, kernel run."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import numpy as np
+
+from gemm import execution, operands, planner, targets, threads
+from gemm.microkernels.arithmetic import Table
+from gemm.microkernels.dtypes import DTYPES, DType, bool_, float32, int32, int64
+
+from .contract import Bound
+from .program import (
+    FLOAT,
+    MASK,
+    OUTPUT_SLOTS,
+    SLOTS,
+    Operand,
+    Output,
+    Program,
+    float_type,
+    pruned,
+    types_of,
+)
+from .tracing import Value
+from .write_back import CHAINS
+
+INT32 = np.iinfo(np.int32)
+
+
+class _Problem:
+    """Shapes and types that every operand and output is fitted to."""
+
+    def __init__(self, name: str, a: np.ndarray, b: np.ndarray, acc: DType, pairs: bool):
+        self.name, self.acc, self.pairs = name, acc, pairs
+        self.batch = a.shape[:-2]
+        self.m, self.n = a.shape[-2], b.shape[-1]
+        if pairs and self.n % 2:
+            raise ValueError(f"epilogue {name} takes pairs of columns, N = {self.n} is odd")
+        self.widths = (self.n, self.n // 2) if pairs else (self.n,)
+
+    def shape(self, width: int) -> tuple[int, ...]:
+        return (*self.batch, self.m, width)
+
+
+def _fit_operand(problem: _Problem, key: str, x: Any) -> tuple[np.ndarray, int]:
+    """(the operand broadcast to the product's shape, values for one of the program)."""
+    array = operands.as_array(x)
+    for width in problem.widths:
+        each = 2 if problem.pairs and width == problem.n else 1
+        if each == 2 and (array.ndim == 0 or array.shape[-1] == 1):
+            continue  # one value for both columns of a pair
+        shape = problem.shape(width)
+        try:
+            if array.ndim <= len(shape) and np.broadcast_shapes(array.shape, shape) == shape:
+                return array, each
+        except ValueError:
+            pass
+    m, n = problem.m, problem.n
+    hint = f"; a column vector has shape ({m}, 1)" if array.shape == (m,) else ""
+    half = f", or {n // 2} columns" if problem.pairs else ""
+    batch = f" after batch axes {problem.batch}" if problem.batch else ""
+    raise ValueError(
+        f"epilogue {problem.name}: operand {key} of shape {array.shape} is no scalar, row vector "
+        f"({n},), column vector ({m}, 1) or tile ({m}, {n}){half}{batch}{hint}"
+    )
+
+
+def _convert(problem: _Problem, key: str, x: np.ndarray, floats: DType) -> np.ndarray:
+    """The operand in a dtype that the kernel loads."""
+    kind, acc = x.dtype.kind, problem.acc
+    where = f"epilogue {problem.name}: operand {key}"
+    if acc.kind == "c":
+        if kind not in "biufc":
+            raise TypeError(f"{where} has dtype {x.dtype}")
+        return operands.convert(x, np.dtype(acc.name))
+    if operands.is_extended(x.dtype) or kind == "f":
+        if x.dtype.itemsize > floats.size or x.dtype.name not in DTYPES or not x.dtype.isnative:
+            return x.astype(floats.name)
+        return x
+    if kind in "iub":
+        if acc is int64:
+            return operands.convert(x, np.dtype(np.int64)) if x.dtype.itemsize < 8 else x
+        if x.dtype.itemsize > 4 or x.dtype == np.uint32:
+            if x.size and (x.max() > INT32.max or x.min() < INT32.min):
+                raise ValueError(f"{where} holds integers beyond int32: {x.min()} to {x.max()}")
+            return x.astype(np.int32)
+        return x if x.dtype.isnative else x.astype(x.dtype.newbyteorder("="))
+    raise TypeError(f"{where} has dtype {x.dtype}, an epilogue of a {acc} product takes no such")
+
+
+def _kind(x: np.ndarray) -> str:
+    tall = x.ndim > 1 and x.shape[-2] > 1
+    wide = x.ndim > 0 and x.shape[-1] > 1
+    return {(0, 0): "scalar", (0, 1): "row", (1, 0): "column", (1, 1): "tile"}[tall, wide]
+
+
+def _uniform_step(x: np.ndarray, batch: tuple[int, ...]) -> tuple[np.ndarray, int]:
+    """(x with one step between consecutive matrices of the batch, that step)."""
+    if not batch or x.ndim < 3 or all(s == 1 for s in x.shape[:-2]):
+        return x, 0
+    full = np.broadcast_to(x, (*batch, *x.shape[-2:]))
+    _, rows = execution.batches(batch, full.strides[:-2])
+    if len(rows) > 1:
+        full = np.ascontiguousarray(full)
+        _, rows = execution.batches(batch, full.strides[:-2])
+    return full, rows[0][1] if rows else 0
+
+
+def _steps(x: np.ndarray) -> tuple[int, int]:
+    row = x.strides[-2] if x.ndim > 1 and x.shape[-2] > 1 else 0
+    return row, x.strides[-1] if x.ndim and x.shape[-1] > 1 else 0
+
+
+def _same_view(x: np.ndarray, y: np.ndarray) -> bool:
+    return (x.shape, x.strides, x.dtype) == (y.shape, y.strides, y.dtype) and (
+        x.ctypes.data == y.ctypes.data
+    )
+
+
+@functools.lru_cache(maxsize=1024)
+def _program(epilogue, each, acc, shapes, wanted):
+    """(Program, main output's node type) from hashable parts; shapes: Operand of each name."""
+    nodes, values = epilogue.trace(dict(each))
+    names = [name for name, _ in shapes]
+    nodes = tuple(
+        (op, names.index(rest[0]), rest[1]) if op == "operand" else (op, *rest)
+        for op, *rest in nodes
+    )
+    roots = [i for value in values.values() for i in value.nodes]
+    nodes, place = pruned(nodes, roots)
+    specs = tuple(spec for _, spec in shapes)
+    kinds = types_of(nodes, specs, acc)
+    floats = float_type(acc, [spec.dtype for spec in specs])
+    outputs = []
+    for (key, value), (name, dtype, unit) in zip(values.items(), wanted, strict=True):
+        assert key == name
+        outputs.append(
+            Output(value.kind, tuple(place[i] for i in value.nodes), dtype or floats,
+                   value.combine, value.block, unit)
+        )  # fmt: skip
+    program = Program(acc, epilogue.pairs, nodes, specs, tuple(outputs))
+    assert len(kinds) == len(nodes)
+    return program
+
+
+def output_types(bound: Bound, each, acc: DType, specs, common: np.dtype):
+    """name -> NumPy dtype of each output, and the values themselves."""
+    nodes, values = bound.epilogue.trace(each)
+    by_name = dict(specs)
+    renamed = tuple(
+        (op, list(by_name).index(rest[0]), rest[1]) if op == "operand" else (op, *rest)
+        for op, *rest in nodes
+    )
+    kinds = types_of(renamed, tuple(by_name.values()), acc)
+    floats = float_type(acc, [spec.dtype for spec in by_name.values()])
+    found = {}
+    for key, value in values.items():
+        kind = kinds[value.nodes[0]]
+        if value.kind != "tile":
+            computed = floats if kind == FLOAT else (int64 if acc is int64 else int32)
+            if value.combine == "log_sum_exp" and kind != FLOAT:
+                raise TypeError(f"epilogue {bound.epilogue.name}: {key} is a log-sum-exp of "
+                                "integers; make it a float first")  # fmt: skip
+            found[key] = np.dtype(computed.name)
+        elif value.dtype is not None:
+            found[key] = value.dtype
+        elif kind == MASK:
+            found[key] = np.dtype(bool_.name)
+        elif kind == FLOAT and acc.kind not in "fc":
+            found[key] = np.dtype(floats.name)
+        else:
+            found[key] = common
+    return found, values
+
+
+def _output_shape(problem: _Problem, value: Value) -> tuple[int, ...]:
+    width = problem.n // 2 if problem.pairs else problem.n
+    if value.kind == "tile":
+        return problem.shape(width * len(value.nodes))
+    if value.kind == "row":
+        return problem.shape(-(-width // value.block) if value.block else 1)
+    rows = -(-problem.m // value.block) if value.block else 1
+    return (*problem.batch, rows, width)
+
+
+def _check_given(problem: _Problem, key: str, given: Any, shape, dtype: np.dtype) -> None:
+    where = f"epilogue {problem.name}: out for {key}"
+    if not isinstance(given, np.ndarray):
+        raise TypeError(f"{where} must be an array, not {type(given).__name__}")
+    if given.shape != shape:
+        raise ValueError(f"{where} has shape {given.shape}, the result has shape {shape}")
+    if not given.flags.writeable:
+        raise ValueError(f"{where} is read-only: it has shape {given.shape}")
+    if given.dtype != dtype and not np.can_cast(dtype, given.dtype, "same_kind"):
+        raise TypeError(f"{where} has dtype {given.dtype}, the result has dtype {dtype}")
+
+
+def fused(
+    a: np.ndarray,
+    b: np.ndarray,
+    bound: Bound,
+    out: Any = None,
+    *,
+    accumulate: Any = None,
+    threads_: int | None = None,
+    kernel: str | None = None,
+    common: np.dtype | None = None,
+) -> dict[str, np.ndarray]:
+    """All outputs of `bound` on a @ b, by name.
+
+    a (*batch, M, K), b (*batch, K, N): arrays of one engine dtype (or int8 and uint8), equal
+    batch axes. out: an array for the main output, or a dict of arrays by output name. common:
+    dtype of outputs that name none (default: a's).
+    """
+    epilogue = bound.epilogue
+    ta, tb = targets.element_type(a.dtype), targets.element_type(b.dtype)
+    common = a.dtype if common is None else common
+    acc = targets.accumulator(ta, targets.element_type(common), accumulate)
+    problem = _Problem(epilogue.name, a, b, acc, epilogue.pairs)
+    fitted = {key: _fit_operand(problem, key, x) for key, x in bound.operands.items()}
+    floats = float_type(acc, [
+        DTYPES[x.dtype.name] for x, _ in fitted.values() if x.dtype.name in DTYPES and x.ndim
+    ])  # fmt: skip
+    arrays = {key: _convert(problem, key, x, floats) for key, (x, _) in fitted.items()}
+    each = {key: each for key, (_, each) in fitted.items()}
+    specs = []
+    for key, x in arrays.items():
+        kind = _kind(x)
+        if kind == "row" and x.strides[-1] != x.itemsize:
+            x = arrays[key] = np.ascontiguousarray(x)
+        unit = kind != "tile" or x.strides[-1] == x.itemsize
+        specs.append((key, Operand(kind, DTYPES[x.dtype.name], unit, each[key])))
+    dtypes, values = output_types(bound, each, acc, specs, common)
+    given = out if isinstance(out, dict) else {} if out is None else {next(iter(values)): out}
+    unknown = [key for key in given if key not in values]
+    if unknown:
+        raise TypeError(f"epilogue {epilogue.name} has no output {', '.join(unknown)}; "
+                        f"it has {', '.join(values)}")  # fmt: skip
+    results: dict[str, np.ndarray] = {}
+    written: dict[str, np.ndarray] = {}
+    for key, value in values.items():
+        shape = _output_shape(problem, value)
+        if key in given:
+            _check_given(problem, key, given[key], shape, dtypes[key])
+            results[key] = given[key]
+        else:
+            dtype = value.dtype if value.dtype is not None else dtypes[key]
+            results[key] = np.empty(shape, dtype)
+    for key, value in values.items():
+        target = results[key]
+        direct = target.dtype.isnative and target.dtype.name in DTYPES
+        if value.kind != "tile":
+            direct = target.dtype == dtypes[key] and target.strides[-1] == target.itemsize
+        else:
+            direct = (
+                direct
+                and targets.element_type(target.dtype).kind != "c"
+                or (target.dtype.name == acc.name)
+            )
+        others = [x for k, x in written.items() if k != key]
+        if not direct or operands.writes_twice(target) or operands.overlaps(target, a, b, *others):
+            target = np.empty(target.shape, dtypes[key])
+        written[key] = target
+    for key, x in arrays.items():
+        for target in written.values():
+            full = (
+                np.broadcast_to(x, target.shape)
+                if x.ndim == target.ndim and x.shape == target.shape
+                else x
+            )
+            if operands.overlaps(target, x) and not _same_view(full, target):
+                arrays[key] = x = x.copy()
+    wanted = tuple(
+        (key, None if values[key].kind != "tile" and False else DTYPES[x.dtype.name],
+         x.strides[-1] == x.itemsize or x.shape[-1] == 1)
+        for key, x in written.items()
+    )  # fmt: skip
+    if all(x.size for x in written.values()):
+        program = _program(epilogue, tuple(sorted(each.items())), acc, tuple(specs), wanted)
+        _run(problem, a, b, ta, tb, program, arrays, written, threads_, kernel)
+    for key, target in written.items():
+        if target is not results[key]:
+            np.copyto(results[key], target, casting="unsafe")
+    return results
+
+
+def _run(problem, a, b, ta, tb, program: Program, arrays, written, threads_, kernel) -> None:
+    acc, batch = problem.acc, problem.batch
+    size = program.output_slot(len(program.outputs))
+    slots = np.zeros(size, np.int64)
+    pointers: dict[int, tuple[np.ndarray, DType]] = {}
+    slots[0], slots[1] = problem.m, problem.n
+    kept = []
+    for i, (x, operand) in enumerate(zip(arrays.values(), program.operands, strict=True)):
+        x, step = _uniform_step(x, batch)
+        kept.append(x)
+        at = program.slot(i)
+        slots[at : at + SLOTS] = (x.ctypes.data, *_steps(x), step)
+        pointers[at] = x, operand.dtype
+    for o, (x, output) in enumerate(zip(written.values(), program.outputs, strict=True)):
+        at = program.output_slot(o)
+        _, step = _uniform_step(x, batch)
+        if step == 0 and int(np.prod(batch, dtype=np.int64)) > 1:
+            step = x.strides[-3]
+        state = np.empty(0, np.uint8)
+        steps = (0, 0)
+        if output.kind == "row":
+            parts = 2 if output.combine == "log_sum_exp" else 1
+            count = int(np.prod(batch, dtype=np.int64))
+            state = np.empty((count, problem.m, parts * CHAINS), output.dtype.name)
+            steps = state.strides[1], state.strides[0]
+        kept.append(state)
+        slots[at : at + OUTPUT_SLOTS] = (
+            x.ctypes.data, x.strides[-2], x.strides[-1], step, state.ctypes.data, *steps,
+        )  # fmt: skip
+        pointers[at] = x, output.dtype
+        pointers[at + 4] = state, output.dtype
+    home = next(iter(written.values()))
+    first = program.outputs[0]
+    resident = (
+        first.kind == "tile"
+        and home.shape[-1] == problem.n
+        and home.dtype.name == acc.name
+        and first.unit
+        and not any(np.may_share_memory(home, x) for x in arrays.values())
+    )
+    if not resident:
+        home = np.broadcast_to(np.empty(1, np.dtype(acc.name)), problem.shape(problem.n))
+    count, rows = execution.batches(batch, a.strides[:-2], b.strides[:-2], home.strides[:-2])
+    stored = targets.element_type(home.dtype)
+    isa = None if kernel else targets.environment("GEMM_ISA")
+    allowed = threads.get_num_threads() if threads_ is None else threads.checked(threads_)
+    plan = planner.make_plan(
+        ta, tb, stored, acc, problem.m, problem.n, a.shape[-1], count, not resident, allowed,
+        kernel, isa, None if program.is_identity and resident else program,
+    )  # fmt: skip
+    extra: Any = slots
+    if plan.level == "reference":
+        from gemm.backends.reference.run import pointer
+
+        extra = Table(
+            [pointer(*pointers[i]) if i in pointers else int(x) for i, x in enumerate(slots)]
+        )
+    execution.execute(plan, a, b, home, count, rows, not resident, extra)
+    del kept
+
+
+def call(x1: Any, x2: Any, out: Any, keywords: dict[str, Any]) -> Any:
+    """`matmul(x1, x2, epilogue=)`: the main output, or a dict of all of them by name."""
+    keywords = dict(keywords)
+    bound = keywords.pop("epilogue")
+    options = {key: keywords.pop(key, None) for key in ("accumulate", "threads", "kernel")}
+    if keywords:
+        raise TypeError(f"matmul with epilogue= takes no {', '.join(sorted(keywords))}=")
+    a, b = (operands.as_array(x) for x in (x1, x2))
+    if a.ndim < 2 or b.ndim < 2 or a.shape[-1] != b.shape[-2]:
+        raise ValueError(
+            "matmul with epilogue= takes matrices (..., M, K) and (..., K, N), got shapes "
+            f"{operands.shapes_text(a, b)}"
+        )
+    batch = np.broadcast_shapes(a.shape[:-2], b.shape[:-2])
+    mixed = {a.dtype.name, b.dtype.name} == {"int8", "uint8"}
+    common = np.dtype(np.int32) if mixed else operands.common_dtype(a.dtype, b.dtype)
+    if not mixed:
+        a, b = operands.convert(a, common), operands.convert(b, common)
+    if not operands.is_engine_dtype(common):
+        raise TypeError(f"matmul: no kernel for dtype {common} (of {a.dtype} and {b.dtype})")
+    a = np.broadcast_to(a, (*batch, *a.shape[-2:]))
+    b = np.broadcast_to(b, (*batch, *b.shape[-2:]))
+    results = fused(
+        a, b, bound, out, accumulate=options["accumulate"], threads_=options["threads"],
+        kernel=options["kernel"], common=common,
+    )  # fmt: skip
+    return next(iter(results.values())) if len(results) == 1 else results
+
+
+__all__ = ["call", "float32", "fused"]
