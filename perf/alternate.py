@@ -94,17 +94,15 @@ def compare(
             }  # fmt: skip
     told("")
     rng = np.random.default_rng(len(case.name))
-    compiled = rules.compiled_kernels()
-    for _ in range(max(5, min(rounds, int(budget / max(cost, 1e-9))))):
-        for name in rng.permutation(list(prepared)):
-            made, number = prepared[name]
-            if case.threads > 1:
-                time.sleep(_POOL_SETTLES)
-            if number > 1:
-                made.timed.sample(1)  # caches and pools as this contender leaves them
-            result[name]["samples"].append(made.timed.sample(number))
     try:
-        rules.nothing_compiled(compiled, rules.compiled_kernels())
+        for _ in range(max(5, min(rounds, int(budget / max(cost, 1e-9))))):
+            for name in rng.permutation(list(prepared)):
+                made, number = prepared[name]
+                if case.threads > 1:
+                    time.sleep(_POOL_SETTLES)
+                if number > 1:
+                    made.timed.sample(1)  # caches and pools as this contender leaves them
+                result[name]["samples"].append(made.timed.sample(number))
         for name in prepared:
             rules.no_cold_sample(result[name]["samples"])
     except rules.RuleBroken as error:

@@ -39,7 +39,7 @@ class Gate:
     code: int = INTERRUPTED
 
     def __post_init__(self) -> None:
-        self._facts = machine.facts()
+        self._load = machine.load()  # before we make our own
         self.records = [Record(case) for case in self.cases]
         self.rounds = Rounds(
             self.sides, self.rules.samples, self.seconds, self.contender, self.slowdown, self.told
@@ -115,7 +115,7 @@ class Gate:
         return {
             "exit": self.code,
             "complete": self.code != INTERRUPTED,
-            "machine": self._facts,
+            "machine": {**machine.facts(), "load": self._load},
             "sides": {s.name: {"label": s.label, "commit": s.commit} for s in self.sides},
             "rules": dataclasses.asdict(self.rules),
             "calibration": self.rounds.calibration,

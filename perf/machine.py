@@ -16,6 +16,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy
+
 LIBRARIES = (
     "gemm", "numpy", "scipy", "numba", "llvmlite", "torch", "blis", "onnxruntime", "cupy",
     "ml_dtypes",
@@ -46,6 +48,15 @@ def clean_environment(threads: int, extra: dict[str, str] | None = None) -> dict
     environment.update(PYTHONHASHSEED="0", PYTHONDONTWRITEBYTECODE="1")
     environment.update(extra or {})
     return environment
+
+
+def import_path() -> dict[str, str]:
+    """PYTHONPATH on which a child process finds the very `gemm` that this process found."""
+    import gemm
+
+    here = str(Path(gemm.__file__).resolve().parents[1])
+    given = os.environ.get("PYTHONPATH")
+    return {"PYTHONPATH": os.pathsep.join([here, given] if given else [here])}
 
 
 def _read(path: str) -> str:
@@ -163,7 +174,7 @@ def identity() -> dict[str, Any]:
         "caches": caches(),
         "system": f"{platform.system()} {platform.machine()}",
         "python": f"{platform.python_implementation()} {platform.python_version()}",
-        "numpy": versions().get("numpy", ""),
+        "numpy": numpy.__version__,
     }
 
 

@@ -43,7 +43,8 @@ class Peers:
         self._facts = machine.facts()
         # Everyone's first call is cold, except in a tiny run, whose figures mean nothing.
         with tempfile.TemporaryDirectory() as empty:
-            self.extra = self.extra if self.tiny else {**self.extra, "GEMM_CACHE_DIR": empty}
+            cold = {} if self.tiny else {"GEMM_CACHE_DIR": empty}
+            self.extra = {**machine.import_path(), **cold, **self.extra}
             self._measure()
         self.complete = True
 

@@ -11,6 +11,8 @@ from itertools import cycle, islice
 from . import rules
 
 clock = time.perf_counter
+_WARM_UP = 0.02
+_ATTEMPTS = 3
 
 
 @dataclass
@@ -35,7 +37,7 @@ class Timed:
         return clock() - start
 
     def warm_up(self, patience: float = float("inf")) -> None:
-        """Call once, then once more for each operand set.
+        """Call once, then once more for each operand set, then on for some milliseconds.
 
         The first time holds compilation: it is kept by itself in `first_call`. If it exceeds
         `patience` seconds the rest is left out and the call stays cold.
@@ -45,6 +47,9 @@ class Timed:
         if self.first_call <= patience:
             self._elapsed(len(self.calls))
             self.warm += 1 + len(self.calls)
+            end = clock() + _WARM_UP
+            while clock() < end:
+                self._elapsed(1)
 
     def number_for(self, seconds: float) -> int:
         """How many calls make a sample of about `seconds`."""
@@ -57,10 +62,21 @@ class Timed:
     def sample(self, number: int, slowdown: float = 1.0) -> float:
         """Seconds a call over `number` calls in a row.
 
-        `slowdown` above 1 prolongs the sample by that factor, busy: the self-test's injected fault.
+        A sample in which a kernel was compiled is dropped (some are compiled only once a call has
+        shown to be frequent); a call that compiles again and again is refused. `slowdown` above 1
+        prolongs the sample by that factor, busy: the self-test's injected fault.
         """
         rules.warmed_up(self.warm)
         rules.synchronised(self.device, self.synchronize is not None)
+        for _ in range(_ATTEMPTS):
+            before = rules.compiled_kernels()
+            seconds = self._sample(number, slowdown)
+            compiled = rules.compiled_kernels() - before
+            if not compiled:
+                return seconds
+        raise rules.RuleBroken(f"{compiled} kernels were compiled inside the timing, again")
+
+    def _sample(self, number: int, slowdown: float) -> float:
         enabled = gc.isenabled()
         gc.disable()
         try:

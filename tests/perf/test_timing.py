@@ -70,11 +70,14 @@ def test_s10_timing_without_warm_up_is_refused():
 
 
 def test_s10_a_compilation_inside_the_timing_is_refused(monkeypatch):
-    count = iter([3, 4])
-    monkeypatch.setattr(rules, "compiled_kernels", lambda: next(count))
-    (case,) = parse("f matmul 8 float32")
-    got = alternate.compare(case, [contenders.NumPy()], 5, 1e-4)
-    assert got["NumPy"]["kind"] == "RuleBroken" and "1 kernels" in got["NumPy"]["reason"]
+    timed = Timed([int], warm=1)
+    once = iter([3, 4, 4, 4])
+    monkeypatch.setattr(rules, "compiled_kernels", lambda: next(once))
+    assert timed.sample(1) < 1 and next(once, None) is None  # dropped, then taken again
+    always = iter(range(10))
+    monkeypatch.setattr(rules, "compiled_kernels", lambda: next(always))
+    with pytest.raises(RuleBroken, match="compiled inside the timing"):
+        timed.sample(1)
 
 
 def test_memory_cases_rotate_and_cached_ones_are_refused():

@@ -1,0 +1,130 @@
+"""The comparison with peers: real measuring processes, tiny cases, pictures, the README."""
+
+import base64
+import re
+
+import pytest
+
+from gemm.perf import ceilings, client, contenders, machine, plots, readme, tables
+from gemm.perf.cases import parse
+from gemm.perf.peers import Peers, row
+
+
+@pytest.fixture(scope="module")
+def result():
+    """A tiny run of gemm and NumPy, with a variable in the environment that slows OpenBLAS."""
+    import os
+
+    os.environ["OPENBLAS_CORETYPE"] = "Prescott"
+    try:
+        cases = parse("square matmul 8,16,24 float32,float64\nv matmul 1x40x40 float32 out=yes")
+        run = Peers(cases, ("gemm", "NumPy", "CuPy"), rounds=5, seconds=1e-3, tiny=True)
+        run.run()
+    finally:
+        del os.environ["OPENBLAS_CORETYPE"]
+    return run.result()
+
+
+def test_ratios_have_intervals_and_shares(result):
+    assert result["complete"] and len(result["rows"]) == 7
+    for one in result["rows"]:
+        ours, peer = one["contenders"]["gemm"], one["contenders"]["NumPy"]
+        assert len(ours["samples"]) == 5 and ours["gflops"] > 0 and ours["first_call"] > 0
+        assert peer["ratio"]["low"] <= peer["ratio"]["value"] <= peer["ratio"]["high"]
+        assert ours["of_bandwidth"] > 0
+
+
+def test_steering_variables_are_reported_and_absent_where_it_counts(result):
+    assert result["machine"]["steering_variables_removed"] == {"OPENBLAS_CORETYPE": "Prescott"}
+    assert "unset" in machine.warnings(result["machine"])[0]
+    blas = [p for p in result["pools"]["1"] if p["internal_api"] == "openblas"]
+    assert blas and blas[0]["architecture"] != "Prescott" and blas[0]["num_threads"] == 1
+    assert "kernel" in tables.kernels(result)[0]
+    for name in ("OPENBLAS_CORETYPE", "OPENBLAS_L2_SIZE", "OPENBLAS_VERBOSE"):
+        assert name in machine.steering_variables({name: "1", "OPENBLAS_NUM_THREADS": "2"})
+    assert machine.steering_variables({"OPENBLAS_NUM_THREADS": "2"}) == {}
+
+
+def test_a_peer_that_is_not_installed_is_a_reason(result):
+    reason = result["rows"][0]["contenders"]["CuPy"]["reason"]
+    assert reason.startswith("not available: ")
+    assert "CuPy" not in tables.peers_seen(result["rows"])
+
+
+def test_no_peers_at_all_still_measures_gemm():
+    run = Peers(parse("f matmul 8 float32"), ("gemm",), rounds=5, seconds=1e-3, tiny=True)
+    run.run()
+    assert (
+        set(run.rows[0]["contenders"]) == {"gemm"} and run.rows[0]["contenders"]["gemm"]["median"]
+    )
+
+
+def test_no_gpu_is_a_reason():
+    torch = pytest.importorskip("torch", reason="PyTorch finds the GPU")
+    if torch.cuda.is_available():
+        pytest.skip("this machine has a GPU")
+    (case,) = parse("f matmul 8 float32 device=cuda")
+    with pytest.raises(contenders.NotAvailable, match="no CUDA device"):
+        contenders.Torch().make(case, [])
+
+
+def test_pictures_and_page_are_whole_and_self_contained(result, tmp_path):
+    written = plots.save(result, tmp_path, "x")
+    assert [p.name for p in written] == ["x-roofline-1.png", "x-sweep.png", "x.html"]
+    assert all(p.read_bytes()[:4] == b"\x89PNG" for p in written[:2])
+    page = written[2].read_text()
+    assert not re.search(r'(src|href)="(?!data:)', page)
+    assert base64.b64encode(written[0].read_bytes()).decode() in page
+    assert machine.cpu_name() in page
+
+
+def test_readme_table_is_rewritten_between_the_markers_and_names_the_machine(result, tmp_path):
+    file = tmp_path / "README.md"
+    file.write_text(f"before\n{readme.BEGIN}\nold\n{readme.END}\nafter\n")
+    readme.rewrite(file, result)
+    text = file.read_text()
+    assert text.startswith("before\n") and text.endswith("\nafter\n") and "old" not in text
+    assert machine.cpu_name() in text and "| square/matmul/8x8x8/float32 |" in text
+    readme.rewrite(file, result)
+    assert file.read_text() == text
+    file.write_text("nothing here")
+    with pytest.raises(readme.NoMarkers):
+        readme.rewrite(file, result)
+
+
+def test_a_crash_costs_one_case(monkeypatch):
+    asked = []
+
+    class Crashing(client.Worker):
+        def ask(self, op, **arguments):
+            asked.append(op)
+            if op == "compare" and asked.count("compare") == 1:
+                self._process.kill()
+            return super().ask(op, **arguments)
+
+    monkeypatch.setattr("gemm.perf.peers.Worker", Crashing)
+    run = Peers(parse("f matmul 8,16 float32"), ("gemm", "NumPy"), 5, 1e-3, tiny=True)
+    run.run()
+    first, second = run.rows
+    assert "signal 9" in first["contenders"]["gemm"]["reason"]
+    assert "median" in second["contenders"]["gemm"]
+
+
+def test_shares_of_the_ceilings():
+    (case,) = parse("f matmul 100 float32")
+    answer = {"gemm": {"samples": [1e-3] * 5}, "NumPy": {"samples": [2e-3] * 5}}
+    ours = row(case, answer, {"bandwidth": 1e9, "fma": {"float32": 4e9}})["contenders"]
+    assert ours["gemm"]["of_fma"] == pytest.approx(2e6 / 1e-3 / 4e9)
+    assert ours["gemm"]["of_bandwidth"] == pytest.approx(120e3 / 1e-3 / 1e9)
+    assert ours["NumPy"]["ratio"]["value"] == pytest.approx(2)
+
+
+def test_bandwidth_is_plausible_and_a_missing_ceiling_has_a_reason():
+    assert 1e8 < ceilings.copy_bandwidth(1, 2**22, 3) < 1e13
+    assert "not measured" in str(ceilings.fma_rate("no such dtype"))
+
+
+def test_quantities_read_well():
+    assert tables.quantity(1.5e-7, "s") == "150 ns"
+    assert tables.quantity(0.0123, "s") == "12.3 ms"
+    assert tables.quantity(3 * 2**20, "B") == "3.00 MiB"
