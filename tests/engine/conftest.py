@@ -16,9 +16,9 @@ def pytest_configure(config):
 @pytest.fixture
 def poisoned_scratch(monkeypatch):
     """Scratch comes filled with NaN, and is never reused."""
-    from gemm import execution, plan
-
     import numpy as np
+
+    from gemm import execution, plan
 
     def take_space(nbytes):
         raw = np.full(nbytes + 4096, 0xFF, np.uint8)

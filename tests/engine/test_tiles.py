@@ -30,9 +30,7 @@ def test_every_size_around_the_tile(level, dtype, k, poisoned_scratch):
             out = np.full((m, n), np.nan, dtype)
             assert gemm.matmul(a[:m], b[:, :n], out=out, kernel=kernel, threads=1) is out
             assert same_bits(out, expected[:m, :n]), (m, n, k)
-    ran = {
-        text for name, text in kernels.loaded() if name == level and "family='blocked'" in text
-    }
+    ran = {text for name, text in kernels.loaded() if name == level and "family='blocked'" in text}
     assert any(repr(shape) in text for text in ran), "the forced kernel did not run"
 
 
