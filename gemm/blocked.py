@@ -18,11 +18,10 @@ any partition, gives the same bits.
 
 from __future__ import annotations
 
-from gemm.microkernels.dtypes import DType, TileShape, int64
+from gemm.microkernels.dtypes import DType, TileShape
 from gemm.microkernels.outer_product import make_outer_product
 from gemm.microkernels.vocabulary import (
     copy,
-    load,
     load_lanes,
     recast,
     scatter_lanes,
@@ -33,6 +32,7 @@ from gemm.microkernels.vocabulary import (
     tile_zeros,
 )
 
+from .batch import offset
 from .epilogues.write_back import make_write_back
 from .packing import make_pack
 
@@ -158,47 +158,41 @@ def make_blocked(
                             extra,
                         )
 
-    def blocked(a, b, c, space, m, n, k, ars, acs, brs, bcs, rs, cs, hrs, mc, kc, nc, band,
-                a_room, b_room, worker_room, batch, dims, team_b, team_m, team_n, extra, worker):  # fmt: skip
+    def blocked(
+        a, b, c, space, m, n, k, ars, acs, brs, bcs, rs, cs, hrs, mc, kc, nc, band,
+        a_room, b_room, worker_room, batch, dims, team_b, team_m, team_n, extra, worker,
+    ):  # fmt: skip
         """One worker's share of out = a @ b over a batch.
 
         a (m x k), b (k x n), c (m x n): first matrices; ?rs, ?cs: row and column steps in bytes;
         hrs: row step of the scratch home, 0 where the home is `out`; mc, kc, nc, band: block
         sizes; space: scratch, `worker_room` bytes a worker: packed A (`a_room`), packed B
-        (`b_room`), home. batch: number of matrices; dims: int64 table of (extent, a step,
-        b step, c step) rows, innermost first. The team is team_b x team_m x team_n workers.
-        extra: the epilogue's operands.
+        (`b_room`), home. batch: number of matrices, laid out by `dims` (see batch.py). The team
+        is team_b x team_m x team_n workers. extra: the epilogue's operands.
         """
         mine = shift(space, worker * worker_room)
         packed_a = recast(mine, acc)
         packed_b = recast(shift(mine, a_room), acc)
         home = recast(shift(mine, a_room + b_room), acc)
         share_b = worker // (team_m * team_n)
-        share_m = (worker // team_n) % team_m
-        share_n = worker % team_n
-        high = ((m + MR - 1) // MR + team_m - 1) // team_m * MR
-        wide = ((n + NR - 1) // NR + team_n - 1) // team_n * NR
-        top = min(m, share_m * high)
-        left = min(n, share_n * wide)
-        rows = min(m, top + high) - top
-        columns = min(n, left + wide) - left
+        top = share_start(m, MR, team_m, worker // team_n % team_m)
+        left = share_start(n, NR, team_n, worker % team_n)
+        rows = share_start(m, MR, team_m, worker // team_n % team_m + 1) - top
+        columns = share_start(n, NR, team_n, worker % team_n + 1) - left
         if rows > 0 and columns > 0:
             for index in range(share_b * batch // team_b, (share_b + 1) * batch // team_b):
-                at_a = top * ars
-                at_b = left * bcs
-                at_c = top * rs + left * cs
-                rest = index
-                row = recast(dims, int64)
-                while rest > 0:
-                    extent = load(row)
-                    digit = rest % extent
-                    rest = rest // extent
-                    at_a += digit * load(shift(row, 8))
-                    at_b += digit * load(shift(row, 16))
-                    at_c += digit * load(shift(row, 24))
-                    row = shift(row, 32)
-                rectangle(shift(a, at_a), shift(b, at_b), shift(c, at_c), home, rows, columns, k,
-                          ars, acs, brs, bcs, rs, cs, hrs, mc, kc, nc, band,
-                          packed_a, packed_b, top, left, index, extra)  # fmt: skip
+                at_a = shift(a, top * ars + offset(dims, index, 8))
+                at_b = shift(b, left * bcs + offset(dims, index, 16))
+                at_c = shift(c, top * rs + left * cs + offset(dims, index, 24))
+                rectangle(
+                    at_a, at_b, at_c, home, rows, columns, k, ars, acs, brs, bcs, rs, cs, hrs,
+                    mc, kc, nc, band, packed_a, packed_b, top, left, index, extra,
+                )  # fmt: skip
 
     return blocked
+
+
+def share_start(extent, unit, shares, index):
+    """Where share `index` of `shares` begins: whole units, the last share takes what is left."""
+    each = ((extent + unit - 1) // unit + shares - 1) // shares * unit
+    return min(extent, index * each)

@@ -11,15 +11,15 @@ import os
 
 import numpy as np
 
-from gemm.microkernels.dtypes import DType, TileShape
+from gemm.microkernels.dtypes import DType
 
 from . import engine
 from . import plan as planning
 from .kernels import KernelSpec
+from .planner import SMALL_WORK, small_tile
 from .threads import agreed, default_threads, watch
 
 PATIENCE = 16  # calls before a cold cache is worth another compilation
-SMALL_WORK = 48**3  # multiply-adds up to which packing costs more than it saves
 ALONE_WORK = 512**3  # beyond this the Python path costs nothing that shows
 MOST_WORKERS = 4  # more are only worth it for work that the Python path does not delay
 RELEASE_WORK = 1 << 18  # multiply-adds from which other Python threads get the GIL
@@ -28,13 +28,6 @@ _door = None
 _tried = False
 _calls: dict[str, int] = {}
 _served: set[str] = set()
-
-
-def small_tile(level: str, acc: DType) -> TileShape:
-    """The tallest tile a small kernel uses: rows are addressed one by one, so not too many."""
-    unit, _ = engine.unit_of(level)
-    rows = 6 if unit.registers < 32 else 8
-    return TileShape(rows, 2, unit.lanes(acc), acc)
 
 
 def specs(level: str, dtype: DType) -> tuple[KernelSpec, KernelSpec]:
@@ -142,6 +135,20 @@ def set_threads() -> None:
     for base in range(source.HEADER, len(table), source.ROW):
         alone = threads == default_threads()
         table[base + source.LIMIT] = ALONE_WORK if alone else 2 * table[base + source.GRAIN] - 1
+
+
+def _in_child() -> None:
+    """After a fork the door works alone; what pays for a team takes the Python path, which makes
+    one. A product that another thread was in when the process forked is nobody's any more."""
+    if _door is not None:
+        table, source = _door.table, _source()
+        table[source.THREADS], table[source.BUSY] = 1, 0
+        for base in range(source.HEADER, len(table), source.ROW):
+            table[base + source.LIMIT] = 2 * table[base + source.GRAIN] - 1
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_in_child)
 
 
 def _source():

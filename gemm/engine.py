@@ -9,7 +9,7 @@ import numpy as np
 
 from . import slices
 from .execution import batches, execute
-from .planner import grain, make_plan
+from .planner import SKINNY_ROWS, SMALL_WORK, grain, make_plan
 from .targets import (
     accumulator,
     check_level,
@@ -49,18 +49,23 @@ def product(
     strides; batch dimensions are equal (broadcast by zero strides). a and b have one dtype, or
     are int8 and uint8. `out` may have another dtype of the same kind and must not overlap a or
     b. accumulate: accumulator dtype (default: docs/numerics.md). beta == 0 never reads out.
-    threads: workers at most; kernel: 'LEVEL[:MRxNR][:MC,KC,NC]' forces one.
+    threads: workers at most; kernel: 'LEVEL[:MRxNR][:MC,KC,NC]' forces one. epilogue: a program
+    whose main output is `out`.
     """
     if epilogue is not None:
-        raise NotImplementedError("epilogue= is not supported by this version")
-    if alpha != 1 or beta != 0:
-        _scaled(a, b, out, accumulate, alpha, beta, threads, kernel)
+        _with_epilogue(a, b, out, epilogue, accumulate, alpha, beta, threads, kernel)
         return
-    if out.strides[-1] != out.itemsize and out.strides[-2] == out.itemsize:
-        # Columns of `out` are adjacent: compute its transpose; a chain does not see the swap.
-        a, b, out = b.swapaxes(-1, -2), a.swapaxes(-1, -2), out.swapaxes(-1, -2)
+    if alpha != 1 or beta != 0:
+        from .epilogues.run import scaled
+
+        if out.size:
+            scaled(a, b, out, alpha, beta, accumulate=accumulate, threads=threads, kernel=kernel)
+        return
     if out.size == 0:
         return
+    if _turned(out, a.shape[-1]):
+        # A real chain does not see which operand is called A.
+        a, b, out = b.swapaxes(-1, -2), a.swapaxes(-1, -2), out.swapaxes(-1, -2)
     allowed = get_num_threads() if threads is None else checked(threads)
     for part in slices.of(a, b, out, allowed):
         _piece(*part, accumulate, allowed, kernel)
@@ -68,6 +73,23 @@ def product(
         from . import door as doorkeeper
 
         doorkeeper.seen(element_type(a.dtype), a.dtype)
+
+
+def _turned(out, k: int) -> bool:
+    """Whether to compute the transpose: its columns are adjacent, or it has the fewer rows."""
+    if out.dtype.kind == "c":
+        return False  # the order of a complex chain names A and B
+    m, n = out.shape[-2:]
+    rs, cs = out.strides[-2:]
+    if cs != out.itemsize and rs == out.itemsize:
+        return True
+    return n <= SKINNY_ROWS < m and m * n * k > SMALL_WORK
+
+
+def _layout(b, size: int) -> str:
+    """Which of B's dimensions is adjacent in memory: 'columns', 'rows' or 'none'."""
+    rs, cs = b.strides[-2:]
+    return "columns" if cs == size or b.shape[-1] == 1 else "rows" if rs == size else "none"
 
 
 def _piece(a, b, out, accumulate, allowed: int, kernel: str | None) -> None:
@@ -78,17 +100,20 @@ def _piece(a, b, out, accumulate, allowed: int, kernel: str | None) -> None:
     acc = accumulator(ta, to, accumulate)
     scratch_home = to.name != acc.name or (out.strides[-1] != out.itemsize and n > 1)
     isa = None if kernel else environment("GEMM_ISA")
-    plan = make_plan(ta, tb, to, acc, m, n, k, batch, scratch_home, allowed, kernel, isa)
+    adjacent = out.strides[-1] == out.itemsize
+    plan = make_plan(ta, tb, to, acc, m, n, k, batch, scratch_home, allowed, kernel, isa, None,
+                     _layout(b, b.itemsize), adjacent)  # fmt: skip
     execute(plan, a, b, out, batch, rows, scratch_home)
 
 
-def _scaled(a, b, out, accumulate, alpha, beta, threads, kernel) -> None:
-    product_of = np.empty(out.shape, out.dtype)
-    product(a, b, product_of, accumulate=accumulate, threads=threads, kernel=kernel)
-    if beta == 0:
-        np.multiply(product_of, out.dtype.type(alpha), out=out)
-    else:
-        out[...] = out.dtype.type(alpha) * product_of + out.dtype.type(beta) * out
+def _with_epilogue(a, b, out, epilogue, accumulate, alpha, beta, threads, kernel) -> None:
+    from .epilogues import bind
+    from .epilogues.run import fused
+
+    if alpha != 1 or beta != 0:
+        raise ValueError(f"alpha={alpha} and beta={beta} are part of the program with epilogue=")
+    fused(a, b, bind(epilogue), out, accumulate=accumulate, threads_=threads, kernel=kernel,
+          common=out.dtype)  # fmt: skip
 
 
 def inner(x, y, out, *, conjugate=False) -> None:

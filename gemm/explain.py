@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from . import door, engine, slices
+from . import door, engine, planner, slices
 from . import operands as operand_rules
 from .threads import checked, get_num_threads
 
@@ -53,7 +53,7 @@ def _plan_lines(a, b, out, shape, k: int, dtype, options) -> list[str]:
     accumulate = options.get("accumulate")
     acc = engine.accumulator(first, element, accumulate)
     adjacent = out is None or n == 1 or out.strides[-1] == out.itemsize
-    if not adjacent and out.strides[-2] == out.itemsize:
+    if not adjacent and out.strides[-2] == out.itemsize and dtype.kind != "c":
         # Computed as the transposed product, as the engine does it.
         m, n, adjacent = n, m, True
     threads = options.get("threads")
@@ -67,7 +67,7 @@ def _plan_lines(a, b, out, shape, k: int, dtype, options) -> list[str]:
     tile = spec.tile
     path, small = _path(a, b, out, dtype, m * n * k, options)
     if small:
-        tile = door.small_tile(plan.level, acc)
+        tile = planner.small_tile(plan.level, acc)
         lines = [f"kernel: {plan.level}, small, tiles up to {tile.rows}x{tile.columns}, no blocks"]
     else:
         lines = [
@@ -107,6 +107,6 @@ def _path(a, b, out, dtype, work: int, options) -> tuple[str, bool]:
     if os.environ.get("GEMM_DOOR") == "0" or os.environ.get("GEMM_ISA"):
         return "from Python (the environment closes the door)", False
     served = "open" if door.is_open(dtype.name) else "opens after a few calls"
-    if b.strides[1] == b.itemsize and work <= door.SMALL_WORK:
+    if b.strides[1] == b.itemsize and work <= planner.SMALL_WORK:
         return f"through the door ({served}), operands unpacked", True
     return f"through the door ({served})", False

@@ -34,17 +34,25 @@ class KernelSpec:
 
     def build(self):
         """(function, argument kinds): each kind is a DType for a pointer, INTEGER or WORKER."""
+        tile, a, b, out = self.tile, self.a, self.b, self.out
+        kinds = (a, b, out, uint8, *[INTEGER] * 18, uint8, *[INTEGER] * 3, uint8, WORKER)
         if self.family == "blocked":
             from .blocked import make_blocked
 
-            function = make_blocked(self.tile, self.a, self.b, self.out, self.unroll)
-            kinds = (self.a, self.b, self.out, uint8, *[INTEGER] * 18, uint8, *[INTEGER] * 3)
-            kinds = (*kinds, uint8, WORKER)
+            function = make_blocked(tile, a, b, out, self.unroll, self.program)
+        elif self.family == "direct":
+            from .small import make_direct
+
+            function = make_direct(tile, a, b, out)
+        elif self.family == "skinny":
+            from .skinny import make_skinny
+
+            function = make_skinny(tile, a, b, out)
         elif self.family == "small":
             from .small import make_small
 
-            function = make_small(self.tile, self.a, self.b, self.out)
-            kinds = (self.a, self.b, self.out, *[INTEGER] * 7)
+            function = make_small(tile, a, b, out)
+            kinds = (a, b, out, *[INTEGER] * 7)
         else:
             raise ValueError(f"no kernel family {self.family!r}")
         function.label = self.label

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import functools
 
-from gemm.microkernels.dtypes import DType
+from gemm.microkernels.dtypes import DType, TileShape
 
 from . import plan as planning
 from .kernels import KernelSpec
 from .plan import Plan
-from .targets import levels, parse_kernel, tile_for, unit_of
+from .targets import check_level, levels, parse_kernel, tile_for, unit_of
 
 SHARE = 10e-6  # seconds of work that pay for waking a worker
 CLOCK = 3e9
@@ -31,23 +31,89 @@ def workers_for(level: str, acc: DType, work: int, threads: int) -> int:
     return workers(levels()[level], wanted)
 
 
+SMALL_WORK = 48**3  # multiply-adds up to which packing costs more than it saves
+SKINNY_ROWS = 8  # rows up to which B is read in place, along memory
+SKINNY_ROWS_ACROSS = 4  # the same where B must be transposed, which each group of rows repeats
+
+
+def small_tile(level: str, acc: DType) -> TileShape:
+    """The tallest tile an unpacked kernel uses: its rows are addressed one by one."""
+    unit, _ = unit_of(level)
+    return TileShape(6 if unit.registers < 32 else 8, 2, unit.lanes(acc), acc)
+
+
+def family(acc: DType, m: int, n: int, k: int, batch: int, b_layout: str, adjacent: bool) -> str:
+    """Which kernel family a problem takes, its smaller side along M.
+
+    b_layout: 'columns' or 'rows' of B are adjacent in memory, or 'none'; adjacent: the output's
+    columns are.
+    """
+    work = m * n * k
+    if work <= SMALL_WORK and b_layout == "columns" and adjacent:
+        return "direct"
+    if m <= SKINNY_ROWS and b_layout == "columns" and work > SMALL_WORK:
+        return "skinny"
+    if m <= SKINNY_ROWS_ACROSS and b_layout == "rows" and acc.kind != "c" and n > 1:
+        return "skinny"
+    return "blocked"
+
+
 @functools.lru_cache(maxsize=4096)
 def make_plan(a: DType, b: DType, out: DType, acc: DType, m: int, n: int, k: int, batch: int,
               scratch_home: bool, threads: int, kernel: str | None, isa: str | None,
-              program=None) -> Plan:  # fmt: skip
+              program=None, b_layout: str = "columns", adjacent: bool = True) -> Plan:  # fmt: skip
     """The plan of a problem; the same arguments give the same plan."""
+    level, shape, named = parse_kernel(kernel)
+    if kernel is None and isa:
+        level = check_level(isa, "GEMM_ISA")
+    chosen = "blocked"
+    if shape is None and named is None and program is None:
+        chosen = family(acc, m, n, k, batch, b_layout, adjacent)
+    threads = workers_for(level, acc, m * n * k * batch, threads)
+    if chosen == "direct":
+        return _direct(level, a, b, out, acc, batch, threads)
+    if chosen == "skinny":
+        return _skinny(level, a, b, out, acc, m, n, threads)
+    return _blocked(level, shape, named, a, b, out, acc, m, n, k, batch, scratch_home, threads,
+                    kernel, program)  # fmt: skip
+
+
+def _direct(level, a, b, out, acc, batch, threads) -> Plan:
+    tile = small_tile(level, acc)
+    why = (
+        f"up to {SMALL_WORK} multiply-adds: operands are read where they lie, nothing is packed",
+    )
+    blocks = planning.Blocks(tile.rows, 1, tile.columns, tile.rows)
+    spec = KernelSpec("direct", tile, a, b, out)
+    return Plan(level, spec, blocks, (max(1, min(threads, batch)), 1, 1), why)
+
+
+def _skinny(level, a, b, out, acc, m, n, threads) -> Plan:
+    from .skinny import DEPTH, WIDTH
+
+    unit, _ = unit_of(level)
+    tile = TileShape(4, 2 if unit.registers < 32 else 4, unit.lanes(acc), acc)
+    threads = max(1, min(threads, n // (2 * tile.columns)))
+    why = (f"{m} rows: B is read once along memory, so its bandwidth decides",)
+    spec = KernelSpec("skinny", tile, a, b, out)
+    blocks = planning.Blocks(
+        tile.rows, DEPTH, planning.round_up(WIDTH, tile.columns), 2 * tile.rows
+    )
+    return Plan(level, spec, blocks, (1, 1, threads), why)
+
+
+def _blocked(level, shape, named, a, b, out, acc, m, n, k, batch, scratch_home, threads, kernel,
+             program) -> Plan:  # fmt: skip
     from gemm.backends.cpu.machine import machine
 
-    level, shape, named = parse_kernel(kernel or isa)
     tile = tile_for(level, acc, shape, program is not None and program.pairs)
     spec = KernelSpec("blocked", tile, a, b, out, program=program)
     splits = (True, True) if program is None else program.splits
     caches = machine().caches
     blocks = planning.cache_blocks(tile, caches)
-    threads = workers_for(level, acc, m * n * k * batch, threads)
     why = [
-        f"tile {tile.rows}x{tile.columns}: {tile.rows * tile.vectors * acc.components} accumulators"
-        f" of {unit_of(level)[0].registers} registers, the fewest loads a multiply-add that fit",
+        f"tile {tile.rows}x{tile.columns}: {tile.rows * tile.vectors} accumulators"
+        f" of {unit_of(level)[0].registers} registers, the fewest elements moved that fit",
         f"L1 {caches[0]}, L2 {caches[1]}, L3 {caches[2]}"
         f" -> MC {blocks.mc}, KC {blocks.kc}, NC {blocks.nc}",
     ]

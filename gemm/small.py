@@ -17,6 +17,8 @@ from gemm.microkernels.dtypes import DType, TileShape
 from gemm.microkernels.outer_product import make_outer_product
 from gemm.microkernels.vocabulary import shift, tile_store, tile_zeros
 
+from .batch import offset, run_length, step
+
 
 def row_tiles(most: int) -> tuple[int, ...]:
     """The tile heights of a small kernel, largest first."""
@@ -73,3 +75,31 @@ def make_small(tile: TileShape, a: DType, b: DType, out: DType, unroll: int = 2)
             one(shift(pa, i * ars), ars, acs, pb, brs, shift(pc, i * rs), rs, n, k)
 
     return small
+
+
+def make_direct(tile: TileShape, a: DType, b: DType, out: DType):
+    """A batch of small products, unpacked, with the parameters of the blocked kernel.
+
+    B and the output have adjacent columns. Team: over the batch only.
+    """
+    small = make_small(tile, a, b, out)
+
+    def direct(
+        pa, pb, pc, space, m, n, k, ars, acs, brs, bcs, rs, cs, hrs, mc, kc, nc, band,
+        a_room, b_room, worker_room, batch, dims, team_b, team_m, team_n, extra, worker,
+    ):  # fmt: skip
+        index = worker * batch // team_b
+        stop = (worker + 1) * batch // team_b
+        while index < stop:
+            run = min(stop - index, run_length(dims, index))
+            at_a = shift(pa, offset(dims, index, 8))
+            at_b = shift(pb, offset(dims, index, 16))
+            at_c = shift(pc, offset(dims, index, 24))
+            for _ in range(run):
+                small(at_a, at_b, at_c, m, n, k, ars, acs, brs, rs)
+                at_a = shift(at_a, step(dims, 8))
+                at_b = shift(at_b, step(dims, 16))
+                at_c = shift(at_c, step(dims, 24))
+            index += run
+
+    return direct

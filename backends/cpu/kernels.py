@@ -49,15 +49,17 @@ def sources_digest() -> str:
         files += Path(package.__path__[0]).glob(pattern)
     files += Path(gemm.backends.__path__[0]).glob("cpu/*.py")
     files += Path(gemm.backends.__path__[0]).glob("machines/*.py")
-    kernels = Path(gemm.__file__).parent
-    files += [kernels / name for name in KERNEL_SOURCES if (kernels / name).exists()]
+    files += [Path(gemm.__file__).parent / name for name in KERNEL_SOURCES]
     parts: list[object] = []
     for file in sorted(files):
         parts += [file.name, file.read_bytes()]
     return kernel_cache.digest(*parts)
 
 
-KERNEL_SOURCES = ("blocked.py", "packing.py", "kernels.py", "small.py", "programs.py")
+KERNEL_SOURCES = (
+    "batch.py", "blocked.py", "kernels.py", "packing.py", "skinny.py", "small.py",
+    "epilogues/program.py", "epilogues/write_back.py",
+)  # fmt: skip
 
 
 @functools.cache

@@ -1,0 +1,180 @@
+"""Few rows, long columns: B is read once, in the order of memory, and never packed.
+
+    B with adjacent columns                        B with adjacent rows (a transposed matrix)
+
+      pc  ############ nc ##########                  j..j+W   |||||||| -> transposed in registers
+          KB rows at a time, each read               k        ||||||||    the tile stays in
+          along memory; the partial rows of          |        ||||||||    registers over all of k
+          the output rest at home                    v
+
+Memory-bound by design: the cost is that of reading B. The chain of each element is the one of
+the blocked kernel.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from gemm.microkernels.dtypes import DType, TileShape
+from gemm.microkernels.outer_product import make_outer_product
+from gemm.microkernels.vocabulary import (
+    outer_accumulate,
+    recast,
+    shift,
+    tile_load,
+    tile_spill,
+    tile_store,
+    tile_transpose,
+    tile_zeros,
+)
+
+from .batch import offset
+from .blocked import make_store, share_start
+
+DEPTH = 8  # rows of B between two visits of the partial results
+WIDTH = 4096  # columns of a block
+
+
+def make_along_rows(shape: TileShape, write_back, unroll: int):
+    """`rows` rows of the output from a block of B with adjacent columns, kb steps of k."""
+    micro_kernel = make_outer_product(unroll)
+    rows, columns, size = shape.rows, shape.columns, shape.dtype.size
+
+    def along_rows(a, ars, acs, b, b_size, brs, home, hrs, c, rs, cs, n, kb, first, last, row,
+                   column, batch, extra):  # fmt: skip
+        for j in range(0, n, columns):
+            left = min(columns, n - j)
+            resting = shift(home, j * size)
+            if first:
+                t = tile_zeros(shape)
+            else:
+                t = tile_load(shape, resting, hrs, rows, left)
+            at = shift(b, j * b_size)
+            if left == columns and kb == DEPTH:
+                t = micro_kernel(t, a, ars, acs, at, brs, columns, DEPTH)
+            else:
+                t = micro_kernel(t, a, ars, acs, at, brs, left, kb)
+            if last:
+                write_back(t, shift(c, j * cs), rs, cs, rows, left, row, column + j, batch, extra)
+            else:
+                tile_store(resting, hrs, t, rows, left)
+
+    return along_rows
+
+
+def make_across_rows(shape: TileShape, b: DType, write_back):
+    """The same where B has adjacent rows: square blocks are transposed on the way."""
+    rows, lanes, size = shape.rows, shape.lanes, shape.dtype.size
+    tile = replace(shape, vectors=1)
+    square = TileShape(lanes, 1, lanes, shape.dtype)
+    b_size = b.size
+    acc = shape.dtype
+
+    def block(t, a, ars, acs, b, bcs, n, kb):
+        panel = tile_spill(tile_transpose(tile_load(square, b, bcs, n, kb)), acc)
+        for p in range(lanes):
+            if p < kb:
+                at = shift(panel, p * lanes * size)
+                t = outer_accumulate(t, shift(a, p * acs), ars, at, lanes)
+        return t
+
+    def across_rows(a, ars, acs, b, bcs, c, rs, cs, n, k, row, column, batch, extra):
+        whole = k // lanes * lanes
+        for j in range(0, n, lanes):
+            left = min(lanes, n - j)
+            at = shift(b, j * bcs)
+            t = tile_zeros(tile)
+            if left == lanes:
+                for p in range(0, whole, lanes):
+                    t = block(t, shift(a, p * acs), ars, acs, shift(at, p * b_size), bcs, lanes,
+                              lanes)  # fmt: skip
+            else:
+                for p in range(0, whole, lanes):
+                    t = block(t, shift(a, p * acs), ars, acs, shift(at, p * b_size), bcs, left,
+                              lanes)  # fmt: skip
+            if whole < k:
+                t = block(t, shift(a, whole * acs), ars, acs, shift(at, whole * b_size), bcs, left,
+                          k - whole)  # fmt: skip
+            write_back(t, shift(c, j * cs), rs, cs, rows, left, row, column + j, batch, extra)
+
+    return across_rows
+
+
+def make_skinny(shape: TileShape, a: DType, b: DType, out: DType, unroll: int = DEPTH):
+    """The blocked kernel's parameters; rows go `shape.rows` at a time, then one by one.
+
+    Either bcs or brs is the size of an element of B. Team: over columns only. hrs: row step of
+    the scratch home (m rows of `WIDTH` columns a worker), 0 where the home is `out`.
+    """
+    acc, size = shape.dtype, shape.dtype.size
+    many, single = shape, replace(shape, rows=1, vectors=2 * shape.vectors)
+    b_size = b.size
+    rows_down = make_along_rows(many, make_store(many, out), unroll)
+    row_down = make_along_rows(single, make_store(single, out), unroll)
+    flat_many, flat_single = replace(many, vectors=1), replace(single, vectors=1)
+    rows_across = make_across_rows(many, b, make_store(flat_many, out))
+    row_across = make_across_rows(single, b, make_store(flat_single, out))
+    high = shape.rows
+    unit = single.columns
+    wide = b.widened_to(acc)
+    narrow = a.widened_to(acc)
+
+    def skinny(
+        pa, pb, pc, space, m, n, k, ars, acs, brs, bcs, rs, cs, hrs, mc, kc, nc, band,
+        a_room, b_room, worker_room, batch, dims, team_b, team_m, team_n, extra, worker,
+    ):  # fmt: skip
+        left = share_start(n, unit, team_n, worker)
+        columns = share_start(n, unit, team_n, worker + 1) - left
+        scratch = recast(shift(space, worker * worker_room), acc)
+        blocks = max(1, (k + DEPTH - 1) // DEPTH)
+        for index in range(batch):
+            a = recast(shift(pa, offset(dims, index, 8)), narrow)
+            b = recast(shift(pb, left * bcs + offset(dims, index, 16)), wide)
+            c = shift(pc, left * cs + offset(dims, index, 24))
+            if bcs == b_size:
+                for jc in range(0, columns, WIDTH):
+                    width = min(WIDTH, columns - jc)
+                    for block in range(blocks):
+                        p = block * DEPTH
+                        kb = min(DEPTH, k - p)
+                        i = 0
+                        while i < m:
+                            at_c = shift(c, i * rs + jc * cs)
+                            if hrs == 0:
+                                home = recast(at_c, acc)
+                                home_rs = rs
+                            else:
+                                home = shift(scratch, i * hrs)
+                                home_rs = hrs
+                            at_a = shift(a, i * ars + p * acs)
+                            at_b = shift(b, p * brs + jc * b_size)
+                            first = block == 0
+                            last = block == blocks - 1
+                            if m - i >= high:
+                                rows_down(at_a, ars, acs, at_b, b_size, brs, home, home_rs, at_c,
+                                          rs, cs, width, kb, first, last, i, left + jc, index,
+                                          extra)  # fmt: skip
+                                i += high
+                            else:
+                                row_down(at_a, ars, acs, at_b, b_size, brs, home, home_rs, at_c,
+                                         rs, cs, width, kb, first, last, i, left + jc, index,
+                                         extra)  # fmt: skip
+                                i += 1
+            else:
+                i = 0
+                while i < m:
+                    at_c = shift(c, i * rs)
+                    at_a = shift(a, i * ars)
+                    if m - i >= high:
+                        rows_across(at_a, ars, acs, b, bcs, at_c, rs, cs, columns, k, i, left,
+                                    index, extra)  # fmt: skip
+                        i += high
+                    else:
+                        row_across(at_a, ars, acs, b, bcs, at_c, rs, cs, columns, k, i, left,
+                                   index, extra)  # fmt: skip
+                        i += 1
+
+    return skinny
+
+
+__all__ = ["DEPTH", "WIDTH", "make_skinny"]
