@@ -409,6 +409,19 @@ def make_uniform(dtype: DType):
     return uniform
 
 
+@functools.cache
+def make_significant(dtype: DType, bits: int):
+    """x with its first `bits` fraction bits and zeros after: rounded toward zero; 0 bits leave
+    a power of two."""
+    mask = -(1 << _format(dtype).fraction - bits)
+
+    def significant(x):
+        i = bits_of(x)
+        return from_bits(bit_and(i, fill(i, mask)))
+
+    return significant
+
+
 def larger(a, b):
     """Python's max(a, b): b where b > a, else a."""
     return select(less(a, b), b, a)

@@ -11,6 +11,7 @@ from .words import (
     rsqrt,
     select,
     sigmoid,
+    significant,
     uniform,
 )
 
@@ -28,5 +29,6 @@ __all__ = [
     "rsqrt",
     "select",
     "sigmoid",
+    "significant",
     "uniform",
 ]

@@ -45,7 +45,9 @@ class Epilogue:
                 raise TypeError(f"epilogue {name}: the default of {p.name} is no number or None")
         self.traced: types.FunctionType = tracing.replaced(function)
         self._traces: dict[Any, Any] = {}
-        self.trace({key: "any" for key in self.operands})  # misuse is an error here
+        # Traced once with every operand: misuse is an error here, and pairs show by unpacking.
+        nodes, _ = self.trace({key: "any" for key in self.operands})
+        self.unpacked = {node[1] for node in nodes if node[0] == "operand" and node[2] != "any"}
 
     def __call__(self, **operands: Any) -> Bound:
         """The program with its operands: arrays or numbers by name.

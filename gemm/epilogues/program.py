@@ -139,7 +139,15 @@ def _type_of(op, arguments, kinds, operands, acc) -> str:
         result = common(kinds[a] for a in arguments[1:])
     elif op in ("add", "subtract", "multiply", "larger", "smaller", "negate", "absolute"):
         result = common(kinds[a] for a in arguments)
-    elif op in ("divide", "fused", "square_root", "copy_sign", "uniform", *MATHEMATICS):
+    elif op in (
+        "divide",
+        "fused",
+        "square_root",
+        "copy_sign",
+        "uniform",
+        "significant",
+        *MATHEMATICS,
+    ):
         result = FLOAT
     else:
         raise TypeError(f"{op} is no word of an epilogue")

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from gemm import execution, operands, planner, targets, threads
+from gemm import engine, execution, operands, planner, targets, threads
 from gemm.microkernels.arithmetic import Table
-from gemm.microkernels.dtypes import DTYPES, DType, bool_, float32, int32, int64
+from gemm.microkernels.dtypes import DTYPES, DType, bool_, int32, int64
 
 from .contract import Bound
 from .program import (
@@ -39,32 +39,30 @@ class _Problem:
         self.m, self.n = a.shape[-2], b.shape[-1]
         if pairs and self.n % 2:
             raise ValueError(f"epilogue {name} takes pairs of columns, N = {self.n} is odd")
-        self.widths = (self.n, self.n // 2) if pairs else (self.n,)
+        self.lanes = self.n // 2 if pairs else self.n
 
     def shape(self, width: int) -> tuple[int, ...]:
         return (*self.batch, self.m, width)
 
 
-def _fit_operand(problem: _Problem, key: str, x: Any) -> tuple[np.ndarray, int]:
-    """(the operand broadcast to the product's shape, values for one of the program)."""
+def _fit_operand(problem: _Problem, key: str, x: Any, each: int) -> np.ndarray:
+    """The operand as an array that broadcasts to the product; each: its values for one lane."""
     array = operands.as_array(x)
-    for width in problem.widths:
-        each = 2 if problem.pairs and width == problem.n else 1
-        if each == 2 and (array.ndim == 0 or array.shape[-1] == 1):
-            continue  # one value for both columns of a pair
-        shape = problem.shape(width)
-        try:
-            if array.ndim <= len(shape) and np.broadcast_shapes(array.shape, shape) == shape:
-                return array, each
-        except ValueError:
-            pass
-    m, n = problem.m, problem.n
+    shape = problem.shape(problem.lanes * each)
+    try:
+        if array.ndim <= len(shape) and np.broadcast_shapes(array.shape, shape) == shape:
+            if each == 1 or array.shape[-1:] == shape[-1:]:
+                return array
+    except ValueError:
+        pass
+    m, n = shape[-2:]
     hint = f"; a column vector has shape ({m}, 1)" if array.shape == (m,) else ""
-    half = f", or {n // 2} columns" if problem.pairs else ""
+    if array.shape[-1:] == (3 - each) * (n // each,):
+        hint = "; the function must unpack it as a pair of columns" if each == 1 else ""
     batch = f" after batch axes {problem.batch}" if problem.batch else ""
     raise ValueError(
         f"epilogue {problem.name}: operand {key} of shape {array.shape} is no scalar, row vector "
-        f"({n},), column vector ({m}, 1) or tile ({m}, {n}){half}{batch}{hint}"
+        f"({n},), column vector ({m}, 1) or tile ({m}, {n}){batch}{hint}"
     )
 
 
@@ -115,7 +113,7 @@ def _steps(x: np.ndarray) -> tuple[int, int]:
 
 
 def _same_view(x: np.ndarray, y: np.ndarray) -> bool:
-    return (x.shape, x.strides, x.dtype) == (y.shape, y.strides, y.dtype) and (
+    return (x.shape, x.strides, x.itemsize) == (y.shape, y.strides, y.itemsize) and (
         x.ctypes.data == y.ctypes.data
     )
 
@@ -177,7 +175,7 @@ def output_types(bound: Bound, each, acc: DType, specs, common: np.dtype):
 
 
 def _output_shape(problem: _Problem, value: Value) -> tuple[int, ...]:
-    width = problem.n // 2 if problem.pairs else problem.n
+    width = problem.lanes
     if value.kind == "tile":
         return problem.shape(width * len(value.nodes))
     if value.kind == "row":
@@ -220,12 +218,12 @@ def fused(
     common = a.dtype if common is None else common
     acc = targets.accumulator(ta, targets.element_type(common), accumulate)
     problem = _Problem(epilogue.name, a, b, acc, epilogue.pairs)
-    fitted = {key: _fit_operand(problem, key, x) for key, x in bound.operands.items()}
+    each = {key: 2 if key in epilogue.unpacked else 1 for key in bound.operands}
+    fitted = {key: _fit_operand(problem, key, x, each[key]) for key, x in bound.operands.items()}
     floats = float_type(acc, [
-        DTYPES[x.dtype.name] for x, _ in fitted.values() if x.dtype.name in DTYPES and x.ndim
+        DTYPES[x.dtype.name] for x in fitted.values() if x.dtype.name in DTYPES and x.ndim
     ])  # fmt: skip
-    arrays = {key: _convert(problem, key, x, floats) for key, (x, _) in fitted.items()}
-    each = {key: each for key, (_, each) in fitted.items()}
+    arrays = {key: _convert(problem, key, x, floats) for key, x in fitted.items()}
     specs = []
     for key, x in arrays.items():
         kind = _kind(x)
@@ -274,13 +272,17 @@ def fused(
             if operands.overlaps(target, x) and not _same_view(full, target):
                 arrays[key] = x = x.copy()
     wanted = tuple(
-        (key, None if values[key].kind != "tile" and False else DTYPES[x.dtype.name],
+        (key, DTYPES[x.dtype.name],
          x.strides[-1] == x.itemsize or x.shape[-1] == 1)
         for key, x in written.items()
     )  # fmt: skip
     if all(x.size for x in written.values()):
         program = _program(epilogue, tuple(sorted(each.items())), acc, tuple(specs), wanted)
-        _run(problem, a, b, ta, tb, program, arrays, written, threads_, kernel)
+        if program.is_identity:
+            target = next(iter(written.values()))
+            engine.product(a, b, target, accumulate=accumulate, threads=threads_, kernel=kernel)
+        else:
+            _run(problem, a, b, ta, tb, program, arrays, written, threads_, kernel)
     for key, target in written.items():
         if target is not results[key]:
             np.copyto(results[key], target, casting="unsafe")
@@ -335,7 +337,7 @@ def _run(problem, a, b, ta, tb, program: Program, arrays, written, threads_, ker
     allowed = threads.get_num_threads() if threads_ is None else threads.checked(threads_)
     plan = planner.make_plan(
         ta, tb, stored, acc, problem.m, problem.n, a.shape[-1], count, not resident, allowed,
-        kernel, isa, None if program.is_identity and resident else program,
+        kernel, isa, program,
     )  # fmt: skip
     extra: Any = slots
     if plan.level == "reference":
@@ -346,6 +348,29 @@ def _run(problem, a, b, ta, tb, program: Program, arrays, written, threads_, ker
         )
     execution.execute(plan, a, b, home, count, rows, not resident, extra)
     del kept
+
+
+def scaled(a, b, out, alpha, beta, *, accumulate=None, threads=None, kernel=None) -> None:
+    """out = alpha * (a @ b) + beta * out, in the write-back; beta == 0 never reads out."""
+    from .stock import alpha_beta
+
+    if out.strides[-1] != out.itemsize and out.strides[-2] == out.itemsize:
+        # The program is the same for every element, so the transpose may be computed.
+        a, b, out = b.swapaxes(-1, -2), a.swapaxes(-1, -2), out.swapaxes(-1, -2)
+    acc = targets.accumulator(
+        targets.element_type(a.dtype), targets.element_type(out.dtype), accumulate
+    )
+    given: dict[str, Any] = {}
+    for name, factor in (("alpha", alpha), ("beta", beta)):
+        if factor != 1 and (name == "alpha" or beta != 0):
+            if acc.kind == "i":
+                half = 1 << acc.bits - 1
+                factor = (int(factor) + half) % (2 * half) - half
+            given[name] = np.asarray(factor, acc.name)
+    if beta != 0:
+        given["c"] = out.view(np.int32) if out.dtype == np.uint32 else out
+    fused(a, b, alpha_beta(**given), out, accumulate=accumulate, threads_=threads, kernel=kernel,
+          common=out.dtype)  # fmt: skip
 
 
 def call(x1: Any, x2: Any, out: Any, keywords: dict[str, Any]) -> Any:
@@ -375,6 +400,3 @@ def call(x1: Any, x2: Any, out: Any, keywords: dict[str, Any]) -> Any:
         kernel=options["kernel"], common=common,
     )  # fmt: skip
     return next(iter(results.values())) if len(results) == 1 else results
-
-
-__all__ = ["call", "float32", "fused"]

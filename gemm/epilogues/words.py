@@ -6,6 +6,9 @@ from typing import Any
 
 import numpy as np
 
+from gemm.microkernels.dtypes import DTYPES
+from gemm.microkernels.vocabulary import storage
+
 from .tracing import Value, as_node, node
 
 COMBINE = ("add", "max", "max_abs", "log_sum_exp")
@@ -24,6 +27,14 @@ def rsqrt(x: Any) -> Any:
 def nearest(x: Any) -> Any:
     """The nearest integer, ties to even; still a float."""
     return node("nearest", x)
+
+
+def significant(x: Any, bits: int) -> Any:
+    """x with its first `bits` binary digits after the leading one, the rest cleared; with 0 the
+    power of two at or below |x|, signed as x is."""
+    if not isinstance(bits, int) or not 0 <= bits <= 23:
+        raise ValueError(f"significant: bits must be an integer from 0 to 23, got {bits!r}")
+    return node("significant", x, bits)
 
 
 def select(condition: Any, x: Any, y: Any) -> Any:
@@ -80,16 +91,19 @@ def _combine(name: str) -> str:
 
 def as_type(x: Any, dtype: Any) -> Value:
     """x as an output of a dtype of its own; without it an output has the product's dtype."""
+    dtype = (
+        storage(DTYPES[dtype]) if isinstance(dtype, str) and dtype in DTYPES else np.dtype(dtype)
+    )
     if isinstance(x, Value):
-        return Value(x.kind, x.nodes, x.combine, x.block, np.dtype(dtype))
+        return Value(x.kind, x.nodes, x.combine, x.block, dtype)
     nodes = tuple(map(as_node, x)) if isinstance(x, tuple) else (as_node(x),)
-    return Value("tile", nodes, dtype=np.dtype(dtype))
+    return Value("tile", nodes, dtype=dtype)
 
 
 WORDS = {
     function.__name__: function
     for function in (
-        sigmoid, rsqrt, nearest, select, row_index, column_index, uniform, per_row, per_column,
+        sigmoid, rsqrt, nearest, significant, select, row_index, column_index, uniform, per_row, per_column,
         as_type,
     )
 }  # fmt: skip

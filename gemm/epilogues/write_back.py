@@ -207,6 +207,10 @@ class Writer:
 
     def expression(self, index: int) -> str:
         op, *arguments = self.program.nodes[index]
+        if op == "significant":
+            bits = self.program.nodes[arguments[1]][1]
+            function = self.name(op, mathematics.make_significant(self.program.float_type, bits))
+            return f"{function}({self.as_float(arguments[0])})"
         if op in mathematics.MAKERS:
             if op in ("nearest", "floor", "ceil", "trunc") and self.kinds[arguments[0]] == INT:
                 return self.as_float(arguments[0])
@@ -310,10 +314,9 @@ def _prepare(w: Writer, i: int, operand: Operand) -> None:
     kind = w.name("D", computed_as(operand.dtype, w.program))
     w.put(1, f"r{i} = table_integer(extra, {slot + 1})")
     w.put(1, f"c{i} = table_integer(extra, {slot + 2})")
-    per = w.per // operand.each
-    w.put(
-        1, f"o{i} = row * r{i} + column // {per} * c{i} + batch * table_integer(extra, {slot + 3})"
-    )
+    per, each = w.per, operand.each
+    w.put(1, f"o{i} = row * r{i} + column // {per} * {each} * c{i}")
+    w.put(1, f"o{i} += batch * table_integer(extra, {slot + 3})")
     w.put(1, f"p{i} = shift(table_pointer(extra, {slot}, {kind}), o{i})")
     if operand.kind == "scalar":
         _load_scalar(w, 1, i, operand, f"p{i}")
@@ -360,8 +363,8 @@ def _prepare_output(w: Writer, o: int, output: Output) -> None:
     w.put(1, f"qc{o} = table_integer(extra, {slot + 2})")
     w.put(1, f"q{o} = shift(q{o}, batch * table_integer(extra, {slot + 3}))")
     if output.kind == "tile":
-        per = w.per // len(output.nodes)
-        w.put(1, f"q{o} = shift(q{o}, row * qr{o} + column // {per} * qc{o})")
+        values = len(output.nodes)
+        w.put(1, f"q{o} = shift(q{o}, row * qr{o} + column // {w.per} * {values} * qc{o})")
     if output.kind == "row":
         w.put(1, f"s{o} = table_pointer(extra, {slot + 4}, {kind})")
         w.put(1, f"sr{o} = table_integer(extra, {slot + 5})")

@@ -1,0 +1,376 @@
+"""The stock library: common fused operations, each a few lines in the language of epilogues.
+
+Forward ones take acc = a @ b; backward ones take acc = the gradient of what the forward one
+returned (the product that makes it is the one they ride on), and compute the activation again
+instead of reading a stored one. Operands may be scalars, row vectors (N,), column vectors (M, 1)
+or tiles (M, N) wherever the text does not say otherwise.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import Any
+
+from .contract import Epilogue, epilogue
+from .words import (
+    as_type,
+    column_index,
+    nearest,
+    per_column,
+    per_row,
+    select,
+    sigmoid,
+    significant,
+    uniform,
+)
+
+SQRT_HALF = 0.7071067811865476
+SQRT_2_OVER_PI = 0.7978845608028654
+GELU_CUBE = 0.044715
+TWO_OVER_SQRT_TAU = 0.3989422804014327  # 1 / sqrt(2 pi)
+
+
+# -- linear --------------------------------------------------------------------------------------
+
+
+@epilogue
+def alpha_beta(acc, alpha=None, beta=None, c=None):
+    """alpha * acc + beta * c; what is left out is 1, and without c there is no sum."""
+    x = acc if alpha is None else alpha * acc
+    if c is None:
+        return x
+    return x + (c if beta is None else beta * c)
+
+
+@epilogue
+def bias(acc, bias):
+    """acc + bias."""
+    return acc + bias
+
+
+@epilogue
+def residual(acc, residual, bias=None):
+    """acc (+ bias) + residual."""
+    return residual + (acc if bias is None else acc + bias)
+
+
+@epilogue
+def scale(acc, row=None, column=None):
+    """acc times one factor a row (M, 1), one a column (N,), or both."""
+    x = acc if row is None else acc * row
+    return x if column is None else x * column
+
+
+@epilogue
+def clamp(acc, low, high):
+    """acc held between low and high."""
+    return min(max(acc, low), high)
+
+
+# -- activations ---------------------------------------------------------------------------------
+
+
+def _gelu(x):
+    return 0.5 * x * (1.0 + math.erf(x * SQRT_HALF))
+
+
+def _gelu_tanh(x):
+    return 0.5 * x * (1.0 + math.tanh(SQRT_2_OVER_PI * (x + GELU_CUBE * x * x * x)))
+
+
+def _silu(x):
+    return x * sigmoid(x)
+
+
+def _gelu_slope(x):
+    density = TWO_OVER_SQRT_TAU * math.exp(-0.5 * x * x)
+    return 0.5 * (1.0 + math.erf(x * SQRT_HALF)) + x * density
+
+
+def _gelu_tanh_slope(x):
+    t = math.tanh(SQRT_2_OVER_PI * (x + GELU_CUBE * x * x * x))
+    inner = SQRT_2_OVER_PI * (1.0 + 3.0 * GELU_CUBE * x * x)
+    return 0.5 * (1.0 + t) + 0.5 * x * (1.0 - t * t) * inner
+
+
+def _silu_slope(x):
+    s = sigmoid(x)
+    return s + x * s * (1.0 - s)
+
+
+@epilogue
+def relu(acc, bias=None):
+    """max(acc + bias, 0)."""
+    return max(acc if bias is None else acc + bias, 0.0)
+
+
+@epilogue
+def leaky_relu(acc, slope=0.01, bias=None):
+    """x where x >= 0, slope * x below, x = acc + bias."""
+    x = acc if bias is None else acc + bias
+    return x if x >= 0.0 else slope * x
+
+
+@epilogue
+def gelu(acc, bias=None):
+    """x Phi(x) by erf, x = acc + bias."""
+    return _gelu(acc if bias is None else acc + bias)
+
+
+@epilogue
+def gelu_tanh(acc, bias=None):
+    """GELU in its tanh form, x = acc + bias."""
+    return _gelu_tanh(acc if bias is None else acc + bias)
+
+
+@epilogue
+def silu(acc, bias=None):
+    """x sigmoid(x), x = acc + bias."""
+    return _silu(acc if bias is None else acc + bias)
+
+
+@epilogue
+def tanh(acc, bias=None):
+    """tanh(acc + bias)."""
+    return math.tanh(acc if bias is None else acc + bias)
+
+
+@epilogue
+def logistic(acc, bias=None):
+    """sigmoid(acc + bias)."""
+    return sigmoid(acc if bias is None else acc + bias)
+
+
+@epilogue
+def dropout(acc, seed, rate, bias=None, residual=None):
+    """acc (+ bias) kept with probability 1 - rate and divided by it, else 0; then + residual.
+
+    seed: an integer. The mask is a function of (seed, row, column): the backward pass calls this
+    epilogue on the gradient with the same seed.
+    """
+    x = acc if bias is None else acc + bias
+    kept = select(uniform(seed) >= rate, x / (1.0 - rate), 0.0)
+    return kept if residual is None else kept + residual
+
+
+# -- quantisation --------------------------------------------------------------------------------
+
+_LIMITS = {
+    "int8": (-128.0, 127.0),
+    "uint8": (0.0, 255.0),
+    "float8_e4m3fn": (-448.0, 448.0),
+    "float8_e5m2": (-57344.0, 57344.0),
+}
+_FRACTION = {"float8_e4m3fn": 3, "float8_e5m2": 2}
+_SMALLEST = {"float8_e4m3fn": 2.0**-9, "float8_e5m2": 2.0**-16}
+ROUNDING = ("nearest", "floor", "ceil", "zero", "stochastic")
+
+
+@functools.cache
+def quantise(dtype: str = "int8", rounding: str = "nearest") -> Epilogue:
+    """acc / scale + zero_point, rounded and held to the range of `dtype`, as an epilogue
+    (acc, scale, zero_point=None), with `seed` after scale where rounding is 'stochastic'.
+
+    dtype: int8, uint8, float8_e4m3fn or float8_e5m2; rounding: 'nearest' (ties to even),
+    'floor', 'ceil', 'zero' or 'stochastic' (up with the probability of the remainder).
+    """
+    if dtype not in _LIMITS:
+        raise ValueError(f"quantise: dtype must be one of {', '.join(_LIMITS)}, got {dtype!r}")
+    if rounding not in ROUNDING:
+        raise ValueError(f"quantise: rounding must be one of {ROUNDING}, got {rounding!r}")
+    low, high = _LIMITS[dtype]
+    fraction, smallest = _FRACTION.get(dtype, -1), _SMALLEST.get(dtype, 1.0)
+
+    def rounded(x, draw):
+        if rounding == "stochastic":
+            return math.floor(x + draw)
+        if rounding == "floor":
+            return math.floor(x)
+        if rounding == "ceil":
+            return math.ceil(x)
+        return nearest(x) if rounding == "nearest" else math.trunc(x)
+
+    def to_grid(acc, scale, zero_point, draw):
+        x = acc / scale
+        x = x if zero_point is None else x + zero_point
+        x = min(max(x, low), high)
+        if fraction < 0:
+            return as_type(min(max(rounded(x, draw), low), high), dtype)
+        # The spacing of representable numbers around x, an exact power of two.
+        step = max(significant(abs(x), 0) * 2.0**-fraction, smallest)
+        return as_type(min(max(rounded(x / step, draw) * step, low), high), dtype)
+
+    def quantised(acc, scale, zero_point=None):
+        return to_grid(acc, scale, zero_point, 0.0)
+
+    def drawn(acc, scale, seed, zero_point=None):
+        return to_grid(acc, scale, zero_point, uniform(seed))
+
+    return epilogue(drawn if rounding == "stochastic" else quantised)
+
+
+# -- gates and rotations (pairs of adjacent columns) -------------------------------------------------
+
+
+@epilogue
+def swiglu(acc_even, acc_odd, r=None):
+    """silu(gate) * up of pairs (gate, up), (M, N) -> (M, N / 2); 'pairs': the pairs themselves.
+
+    r (M, 1): the scale of a deferred RMSNorm, applied to both first.
+    """
+    gate, up = (acc_even, acc_odd) if r is None else (acc_even * r, acc_odd * r)
+    return {"out": _silu(gate) * up, "pairs": (gate, up)}
+
+
+@epilogue
+def geglu(acc_even, acc_odd):
+    """gelu(gate) * up of pairs (gate, up): (M, N) -> (M, N / 2)."""
+    return _gelu(acc_even) * acc_odd
+
+
+@epilogue
+def rope(acc_even, acc_odd, cos, sin, r=None, pairs=None):
+    """Pairs turned: (x cos + y sin, -x sin + y cos). cos, sin: (M, N / 2), or what broadcasts.
+
+    r (M, 1): the scale of a deferred RMSNorm, applied first; pairs: only the first `pairs` pairs
+    of each row are turned (the query and key columns). Backward: the same with -sin.
+    """
+    x, y = (acc_even, acc_odd) if r is None else (acc_even * r, acc_odd * r)
+    turned = x * cos + y * sin, y * cos - x * sin
+    if pairs is None:
+        return turned
+    inside = column_index() < pairs
+    return select(inside, turned[0], x), select(inside, turned[1], y)
+
+
+# -- normalisation, moved behind the product -----------------------------------------------------
+
+
+@epilogue
+def rmsnorm(acc, r):
+    """The scale of an RMSNorm applied behind the product: acc * r, r = rsqrt(mean square)."""
+    return acc * r
+
+
+@epilogue
+def layernorm(acc, inverse, shift, weights, offset):
+    """A LayerNorm applied behind the product of h * gamma with W.
+
+    inverse (M, 1): 1 / sigma; shift (M, 1): mu / sigma; weights (N,): gamma @ W; offset (N,):
+    beta @ W + b. Result: inverse * acc - shift * weights + offset.
+    """
+    return inverse * acc - shift * weights + offset
+
+
+@functools.cache
+def residual_rmsnorm(block: int = 128) -> Epilogue:
+    """D = acc + residual; 'square': partial mean squares of D; 'normed': D * gamma."""
+
+    def residual_partial_rmsnorm(acc, residual, gamma):
+        d = acc + residual
+        return {"out": d, "square": per_row(d * d * (1.0 / block), "add", block),
+                "normed": d * gamma}  # fmt: skip
+
+    return epilogue(residual_partial_rmsnorm)
+
+
+@functools.cache
+def cross_entropy(block: int = 128) -> Epilogue:
+    """Logits acc (* r); 'lse': their log-sum-exp by block; 'target': the logit of the target."""
+
+    def partial_cross_entropy(acc, target, r=None):
+        logit = acc if r is None else acc * r
+        chosen = select(column_index() == target, logit, 0.0)
+        return {"out": logit, "lse": per_row(logit, "log_sum_exp", block),
+                "target": per_row(chosen, "add", None)}  # fmt: skip
+
+    return epilogue(partial_cross_entropy)
+
+
+# -- backward --------------------------------------------------------------------------------------
+
+
+@epilogue
+def relu_backward(acc, x):
+    """acc where the pre-activation x > 0, else 0."""
+    return select(x > 0.0, acc, 0.0)
+
+
+@epilogue
+def gelu_backward(acc, x):
+    """acc * gelu'(x), and 'activation' = gelu(x) computed again for the weight gradient."""
+    return {"out": acc * _gelu_slope(x), "activation": _gelu(x)}
+
+
+@epilogue
+def gelu_tanh_backward(acc, x):
+    """acc * gelu_tanh'(x), and 'activation' = gelu_tanh(x)."""
+    return {"out": acc * _gelu_tanh_slope(x), "activation": _gelu_tanh(x)}
+
+
+@epilogue
+def silu_backward(acc, x):
+    """acc * silu'(x), and 'activation' = silu(x)."""
+    return {"out": acc * _silu_slope(x), "activation": _silu(x)}
+
+
+@epilogue
+def tanh_backward(acc, x):
+    """acc * (1 - tanh(x)^2), and 'activation' = tanh(x)."""
+    t = math.tanh(x)
+    return {"out": acc * (1.0 - t * t), "activation": t}
+
+
+@epilogue
+def sigmoid_backward(acc, x):
+    """acc * s (1 - s), and 'activation' = s = sigmoid(x)."""
+    s = sigmoid(x)
+    return {"out": acc * s * (1.0 - s), "activation": s}
+
+
+@functools.cache
+def swiglu_backward(block: int = 128) -> Epilogue:
+    """acc = gradient of silu(G) U; z (M, 2 N): saved pairs (G, U).
+
+    out: pairs (dG, dU), (M, 2 N); 'activation': silu(G) U computed again; 'inner': partial means
+    of G dG + U dU, the statistic of the RMSNorm before.
+    """
+
+    def partial_swiglu_bwd(acc, z):
+        gate, up = z
+        s = sigmoid(gate)
+        silu = gate * s
+        d_up = acc * silu
+        d_gate = acc * up * (s + silu * (1.0 - s))
+        inner = per_row((gate * d_gate + up * d_up) * (1.0 / block), "add", block)
+        return {"out": (d_gate, d_up), "activation": silu * up, "inner": inner}
+
+    return epilogue(partial_swiglu_bwd)
+
+
+@functools.cache
+def residual_rmsnorm_backward(block: int = 128) -> Epilogue:
+    """Backward of RMSNorm and residual on the product that makes the gradient of h * gamma * r.
+
+    x: the norm's input; r (M, 1): its rsqrt; s (M, 1): the mean of (d x-hat)(x-hat), made one
+    product earlier; gamma (N,); out: gradient (residual stream) + (acc gamma - x-hat s) r;
+    'normed': x-hat gamma, for the weight gradient; 'd_gamma': column sums of acc x-hat.
+    """
+
+    def residual_partial_rmsnorm_bwd(acc, gradient, x, r, s, gamma):
+        hat = x * r
+        return {"out": gradient + (acc * gamma - hat * s) * r, "normed": hat * gamma,
+                "d_gamma": per_column(acc * hat, "add", block)}  # fmt: skip
+
+    return epilogue(residual_partial_rmsnorm_bwd)
+
+
+@functools.cache
+def bias_gradient(block: int | None = None) -> Epilogue:
+    """out: acc; 'd_bias': its column sums by blocks of rows (None: all rows)."""
+
+    def with_bias_gradient(acc):
+        return {"out": acc, "d_bias": per_column(acc, "add", block)}
+
+    return epilogue(with_bias_gradient)
