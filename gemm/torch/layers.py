@@ -21,7 +21,7 @@ from gemm.torch import operators
 def _autocast(*tensors: Tensor | None) -> list[Any]:
     """The operands in autocast's dtype where autocast is on, as for PyTorch's own layers."""
     kind = tensors[0].device.type  # type: ignore[union-attr]
-    if not torch.is_autocast_enabled(kind):
+    if not torch.amp.is_autocast_available(kind) or not torch.is_autocast_enabled(kind):
         return list(tensors)
     dtype = torch.get_autocast_dtype(kind)
     return [
