@@ -137,7 +137,7 @@ def _gate(console: Console, options: argparse.Namespace) -> int:
             chosen,
             rules,
             options.contender,
-            seconds=0.002 if options.tiny else 0.02,
+            seconds=0.001 if options.tiny else 0.004,
             told=told,
             drift_limit=options.drift_limit,
         )

@@ -30,7 +30,7 @@ class Gate:
     rules: Rules = field(default_factory=Rules)
     contender: str = "gemm"
     slowdown: dict[str, float] = field(default_factory=dict)
-    seconds: float = 0.02
+    seconds: float = 0.004
     told: Callable[[str], None] = lambda text: None
     drift_limit: float = DRIFT_LIMIT
     records: list[Record] = field(default_factory=list)

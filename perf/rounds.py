@@ -52,8 +52,8 @@ class Rounds:
     """Takes rounds of `records` on `sides`. `slowdown` maps case names to a fault put into head."""
 
     sides: Sequence[Side]
-    samples: int = 3
-    seconds: float = 0.02
+    samples: int = 7
+    seconds: float = 0.004
     contender: str = "gemm"
     slowdown: dict[str, float] = field(default_factory=dict)
     told: Callable[[str], None] = lambda text: None

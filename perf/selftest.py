@@ -68,14 +68,14 @@ def real(
     alarms = found = below = silent = 0
     for number in range(runs):
         told(f"A/A run {number + 1} of {runs}, {alarms} alarms")
-        gate = Gate(sides, cases, rules, contender, seconds=0.005)
+        gate = Gate(sides, cases, rules, contender)
         gate.run()
         alarms += any(v.kind == "slower" for v in gate.verdicts.values())
     large, small = cases[-1].name, cases[1].name
     for number in range(runs):
         told(f"fault run {number + 1} of {runs}, {found} found")
         faults = {large: LARGE, small: SMALL}
-        gate = Gate(sides, cases, rules, contender, slowdown=faults, seconds=0.005)
+        gate = Gate(sides, cases, rules, contender, slowdown=faults)
         gate.run()
         found += gate.verdicts[large].kind == "slower"
         kind = gate.verdicts[small].kind

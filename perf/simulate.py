@@ -20,9 +20,9 @@ from . import inference
 class Noise:
     """Relative sizes. Cases differ by a log-normal factor around them (`unlike`)."""
 
-    drift: float = 0.03
+    drift: float = 0.05
     correlation: float = 0.97
-    process: float = 0.01
+    process: float = 0.02
     tail: float = 0.01
     burst: float = 0.4
     burst_rate: float = 0.04
@@ -51,13 +51,17 @@ def rounds(
     drift = lfilter([1], [1, -noise.correlation], steps, axis=-1).reshape(full)
     log = drift * (noise.drift * np.sqrt(1 - noise.correlation**2))
     log += noise.process * rng.standard_normal((runs, count, cases, 1, 2), np.float32)
-    log += noise.tail * np.abs(rng.standard_t(2, full)).astype(np.float32)
-    log += noise.burst * rng.exponential(1, full) * (rng.random(full) < noise.burst_rate)
-    log *= scale[:, None, :, None, None]
+    # Student's t of 2 degrees: a normal over the root of an exponential
+    spread = np.sqrt(rng.standard_exponential(full, np.float32) + np.float32(1e-6))
+    log += noise.tail * np.abs(rng.standard_normal(full, np.float32)) / spread
+    hit = np.nonzero(rng.random(full, np.float32) < noise.burst_rate)
+    log[hit] += noise.burst * rng.standard_exponential(len(hit[0]), np.float32)
+    log *= scale[:, None, :, None, None].astype(np.float32)
     # which side comes first is drawn for each pair
-    swap = np.where(rng.random(full[:-1]) < 0.5, -1.0, 1.0)
-    pairs = (log[..., 1] - log[..., 0]) * swap
-    return np.median(pairs, axis=-1).transpose(0, 2, 1)
+    swapped = rng.random(full[:-1], np.float32) < 0.5
+    base = np.where(swapped, log[..., 1], log[..., 0]).min(-1)
+    head = np.where(swapped, log[..., 0], log[..., 1]).min(-1)
+    return (head - base).transpose(0, 2, 1)
 
 
 def gate_runs(
@@ -76,8 +80,8 @@ def gate_runs(
     rules, noise = rules or inference.Rules(), noise or Noise()
     rng = np.random.default_rng(seed)
     false = found = below = naive = 0
-    for start in range(0, runs, 250):
-        block = min(250, runs - start)
+    for start in range(0, runs, 100):
+        block = min(100, runs - start)
         scale = np.exp(noise.unlike * rng.standard_normal((block, cases)))
         shift = np.zeros(cases)
         shift[0] = np.log(slowdown)

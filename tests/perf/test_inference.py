@@ -63,9 +63,9 @@ def test_s08_each_case_has_its_own_threshold():
     assert shaky > 2 * steady
 
 
-def test_round_ratios_pair_samples():
-    base = np.array([[1.0, 2.0, 4.0]])
-    np.testing.assert_allclose(inference.round_ratios(base, base * 1.25), math.log(1.25))
+def test_round_ratios_compare_the_quickest_of_each_side():
+    base, head = np.array([[1.0, 2.0, 4.0], [3.0, 2.0, 9.0]]), np.array([[9.0, 1.25], [2.0, 8.0]])
+    np.testing.assert_allclose(inference.round_ratios(base, head), [math.log(1.25), 0])
 
 
 @pytest.mark.parametrize(
