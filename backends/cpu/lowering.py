@@ -272,6 +272,8 @@ def lower_gather_lanes(context, builder, sig, args):
         at = advance(builder, args[0], builder.mul(index, step))
         raw = builder.load(builder.bitcast(at, out.type.element.as_pointer()), align=1)
         out = builder.insert_element(out, raw, ir.Constant(I32, lane))
+    if dtype.kind == "c":
+        return builder.bitcast(out, values.vector_type(dtype, lanes))
     return widen(builder, out, dtype)
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import functools
 import math
-from typing import Any
 
 from .contract import Epilogue, epilogue
 from .words import (
@@ -210,7 +209,7 @@ def quantise(dtype: str = "int8", rounding: str = "nearest") -> Epilogue:
     return epilogue(drawn if rounding == "stochastic" else quantised)
 
 
-# -- gates and rotations (pairs of adjacent columns) -------------------------------------------------
+# -- gates and rotations (pairs of adjacent columns) ---------------------------------------------
 
 
 @epilogue

@@ -103,7 +103,7 @@ def as_type(x: Any, dtype: Any) -> Value:
 WORDS = {
     function.__name__: function
     for function in (
-        sigmoid, rsqrt, nearest, significant, select, row_index, column_index, uniform, per_row, per_column,
-        as_type,
+        sigmoid, rsqrt, nearest, significant, select, row_index, column_index, uniform,
+        per_row, per_column, as_type,
     )
 }  # fmt: skip
