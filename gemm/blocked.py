@@ -18,14 +18,18 @@ any partition, gives the same bits.
 
 from __future__ import annotations
 
-from gemm.microkernels.dtypes import DType, TileShape
+from dataclasses import replace
+
+from gemm.microkernels.dtypes import DType, TileShape, int32
 from gemm.microkernels.outer_product import make_outer_product
 from gemm.microkernels.vocabulary import (
     copy,
     load_lanes,
+    outer_accumulate,
     recast,
     scatter_lanes,
     shift,
+    store,
     tile_load,
     tile_spill,
     tile_store,
@@ -34,6 +38,7 @@ from gemm.microkernels.vocabulary import (
 
 from .batch import offset
 from .epilogues.write_back import make_write_back
+from .grouping import flips, make_pack_groups
 from .packing import make_pack
 
 
@@ -72,18 +77,21 @@ def make_store(shape: TileShape, out: DType):
     return store_tile
 
 
-def make_macro_kernel(shape: TileShape, write_back, unroll: int):
+def make_macro_kernel(shape: TileShape, write_back, unroll: int, flip: bool = False):
     """Loops 2 and 1: an MC x NC block of the output from a packed block of A and one of B.
 
-    (row, column): where the block starts in matrix `batch` of the output.
+    flip: each tile first loses the surplus `sums` of its columns. (row, column): where the block starts in matrix `batch` of the output.
     """
     MR, NR, size = shape.rows, shape.columns, shape.dtype.size
     micro_kernel = make_outer_product(unroll)
     a_step = MR * size
     b_step = NR * size
 
-    def macro_kernel(a, b, home, home_rs, c, rs, cs, mc, nc, kb, first, last,
+    def macro_kernel(a, b, sums, home, home_rs, c, rs, cs, mc, nc, kb, first, last,
                      row, column, batch, extra):  # fmt: skip
+        minus = shift(sums, -128)
+        if flip:
+            store(minus, -1)
         for jr in range(0, nc, NR):
             n = min(NR, nc - jr)
             b_panel = shift(b, jr * kb * size)
@@ -95,6 +103,8 @@ def make_macro_kernel(shape: TileShape, write_back, unroll: int):
                     t = tile_zeros(shape)
                 else:
                     t = tile_load(shape, resting, home_rs, m, n)
+                if flip:
+                    t = outer_accumulate(t, minus, 0, shift(sums, jr * size), NR)
                 t = micro_kernel(t, a_panel, size, a_step, b_panel, b_step, NR, kb)
                 if last:
                     at = shift(c, ir * rs + jr * cs)
@@ -105,22 +115,65 @@ def make_macro_kernel(shape: TileShape, write_back, unroll: int):
     return macro_kernel
 
 
+def make_packs(shape: TileShape, a: DType, b: DType, units: tuple[DType, DType] | None):
+    """(pack-A, pack-B, values of k in a panel's element)."""
+    if units is None:
+        pack_a = make_pack(shape.rows, shape.lanes, a, shape.dtype)
+        return pack_a, make_pack(shape.columns, shape.lanes, b, shape.dtype), 1
+    pack_a = make_pack_groups(shape.rows, shape.lanes, a, units[0])
+    return pack_a, make_pack_groups(shape.columns, shape.lanes, b, units[1]), units[0].group
+
+
+def make_surplus(shape: TileShape, units: tuple[DType, DType] | None, unroll: int):
+    """Column sums of a packed B, times 128, for A's values that packing moved up by 128.
+
+    surplus(row, b, columns, kb): row[j] = 128 * sum of column j, in panels like B's.
+    """
+    if units is None:
+        return lambda row, b, columns, kb: None
+    one_row = replace(shape, rows=1)
+    micro_kernel = make_outer_product(unroll)
+    NR, size = shape.columns, shape.dtype.size
+    a_unit, b_unit = units
+
+    def surplus(row, b, columns, kb):
+        middle = shift(row, -64)
+        store(recast(middle, int32), -0x7F7F7F80)  # 128 in each byte
+        for jr in range(0, columns, NR):
+            panel = recast(shift(b, jr * kb * size), b_unit)
+            t = micro_kernel(tile_zeros(one_row), recast(middle, a_unit), 0, 0, panel, NR * size,
+                             NR, kb)  # fmt: skip
+            tile_store(shift(row, jr * size), 0, t, 1, NR)
+
+    return surplus
+
+
 def make_blocked(
-    shape: TileShape, a_type: DType, b_type: DType, out: DType, unroll: int = 4, program=None
+    shape: TileShape,
+    a_type: DType,
+    b_type: DType,
+    out: DType,
+    unroll: int = 4,
+    program=None,
+    units: tuple[DType, DType] | None = None,
 ):
     """The whole product for one worker of a team; see the parameters of `blocked` below.
 
-    program: the write-back's (gemm/epilogues), None for the plain store.
+    program: the write-back's (gemm/epilogues), None for the plain store. units: element types of
+    the panels for a dot-product instruction (grouping.py), None for the outer product.
     """
-    MR, NR, acc = shape.rows, shape.columns, shape.dtype
-    pack_a = make_pack(MR, shape.lanes, a_type, acc)
-    pack_b = make_pack(NR, shape.lanes, b_type, acc)
+    MR, NR, acc, size = shape.rows, shape.columns, shape.dtype, shape.dtype.size
+    pack_a, pack_b, group = make_packs(shape, a_type, b_type, units)
+    flip = units is not None and flips(a_type, units[0])
+    surplus = make_surplus(shape, units if flip else None, unroll)
+    panel_a, panel_b = units or (acc, acc)
     write_back = make_store(shape, out) if program is None else make_write_back(shape, program)
-    macro_kernel = make_macro_kernel(shape, write_back, unroll)
+    macro_kernel = make_macro_kernel(shape, write_back, unroll, flip)
 
     def rectangle(a, b, c, home, m, n, k, ars, acs, brs, bcs, rs, cs, hrs, mc, kc, nc, band,
                   packed_a, packed_b, first_row, first_column, batch, extra):  # fmt: skip
         blocks = max(1, (k + kc - 1) // kc)
+        sums = recast(shift(packed_b, nc * ((kc + group - 1) // group) * size + 1024), acc)
         for top in range(0, m, band):
             rows = min(band, m - top)
             for jc in range(0, n, nc):
@@ -135,13 +188,17 @@ def make_blocked(
                     pc = block * kc
                     kb = min(kc, k - pc)
                     pack_b(packed_b, shift(b, pc * brs + jc * bcs), bcs, brs, columns, kb)
+                    kb = (kb + group - 1) // group
+                    if flip:
+                        surplus(sums, packed_b, columns, kb)
                     for ic in range(0, rows, mc):
                         height = min(mc, rows - ic)
                         above = top + ic
-                        pack_a(packed_a, shift(a, above * ars + pc * acs), ars, acs, height, kb)
+                        pack_a(packed_a, shift(a, above * ars + pc * acs), ars, acs, height, min(kc, k - pc))
                         macro_kernel(
                             packed_a,
                             packed_b,
+                            sums,
                             shift(resting, ic * resting_rs),
                             resting_rs,
                             shift(c, above * rs + jc * cs),
@@ -171,8 +228,8 @@ def make_blocked(
         is team_b x team_m x team_n workers. extra: the epilogue's operands.
         """
         mine = shift(space, worker * worker_room)
-        packed_a = recast(mine, acc)
-        packed_b = recast(shift(mine, a_room), acc)
+        packed_a = recast(mine, panel_a)
+        packed_b = recast(shift(mine, a_room), panel_b)
         home = recast(shift(mine, a_room + b_room), acc)
         share_b = worker // (team_m * team_n)
         top = share_start(m, MR, team_m, worker // team_n % team_m)

@@ -103,7 +103,8 @@ class Prepared:
         size = tile.dtype.size
         slack = 64 * tile.lanes
         a_room = planning.round_up(blocks.mc * blocks.kc * size + slack, 64)
-        b_room = planning.round_up(blocks.nc * blocks.kc * size + slack, 64)
+        # Beside its panels B's room holds the column sums of a dot-product kernel.
+        b_room = planning.round_up(blocks.nc * (blocks.kc + 1) * size + slack + 2048, 64)
         self.home_rs = blocks.nc * size if scratch_home else 0
         # One K block needs no home; several rest in `out` or in the scratch.
         home = blocks.band * self.home_rs if k > blocks.kc else 0

@@ -17,7 +17,10 @@ WORKER = "worker"  # the index that the team passes, always last
 
 @dataclass(frozen=True)
 class KernelSpec:
-    """family: which kernel; tile: its register tile; a, b, out: element types in memory."""
+    """family: which kernel; tile: its register tile; a, b, out: element types in memory.
+
+    program: the write-back's; units: element types of the panels (grouping.py), None for values.
+    """
 
     family: str
     tile: TileShape
@@ -26,11 +29,13 @@ class KernelSpec:
     out: DType
     unroll: int = 4
     program: object = None
+    units: tuple[DType, DType] | None = None
 
     @property
     def label(self) -> str:
         operands = f"{self.a} x {self.b} -> {self.out}"
-        return f"{self.family} {self.tile.rows}x{self.tile.columns} {operands}"
+        panels = f", panels of {self.units[0]}" if self.units else ""
+        return f"{self.family} {self.tile.rows}x{self.tile.columns} {operands}{panels}"
 
     def build(self):
         """(function, argument kinds): each kind is a DType for a pointer, INTEGER or WORKER."""
@@ -39,7 +44,7 @@ class KernelSpec:
         if self.family == "blocked":
             from .blocked import make_blocked
 
-            function = make_blocked(tile, a, b, out, self.unroll, self.program)
+            function = make_blocked(tile, a, b, out, self.unroll, self.program, self.units)
         elif self.family == "direct":
             from .small import make_direct
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 
-from gemm.microkernels.dtypes import DType, TileShape
+from gemm.microkernels.dtypes import UNITS, DType, TileShape
 
 from . import plan as planning
 from .kernels import KernelSpec
@@ -102,12 +102,35 @@ def _skinny(level, a, b, out, acc, m, n, threads) -> Plan:
     return Plan(level, spec, blocks, (1, 1, threads), why)
 
 
+EIGHT_BITS = ("int8", "uint8", "bool")
+
+
+def panel_units(level: str, a: DType, b: DType, out: DType, acc: DType):
+    """(units of A's panels, units of B's) for a dot-product instruction of the level, or None."""
+    if level == "reference":
+        level = next(iter(levels()), "")
+    known = levels()[level].units if level in levels() else frozenset()
+    names = {a.name, b.name}
+    if names == {"bfloat16"} and acc.name == "float32" and "bfloat16x2" in known:
+        return UNITS["bfloat16x2"], UNITS["bfloat16x2"]
+    if acc.name != "int32":
+        return None
+    # vpdpbusd and its like take an unsigned and a signed side.
+    if names <= {"int8", "uint8"} and b.name == "int8" and "int8x4" in known:
+        return UNITS["uint8x4"], UNITS["int8x4"]
+    exact = names <= {*EIGHT_BITS, "int16"} or (names == {"uint16"} and out.bits <= 16)
+    if exact and "int16x2" in known:
+        return UNITS["int16x2"], UNITS["int16x2"]
+    return None
+
+
 def _blocked(level, shape, named, a, b, out, acc, m, n, k, batch, scratch_home, threads, kernel,
              program) -> Plan:  # fmt: skip
     from gemm.backends.cpu.machine import machine
 
     tile = tile_for(level, acc, shape, program is not None and program.pairs)
-    spec = KernelSpec("blocked", tile, a, b, out, program=program)
+    units = panel_units(level, a, b, out, acc)
+    spec = KernelSpec("blocked", tile, a, b, out, program=program, units=units)
     splits = (True, True) if program is None else program.splits
     caches = machine().caches
     blocks = planning.cache_blocks(tile, caches)

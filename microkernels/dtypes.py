@@ -14,12 +14,14 @@ from dataclasses import dataclass, replace
 @dataclass(frozen=True, eq=False)
 class DType:
     """One object for each type, compared by identity. name: NumPy's (or ml_dtypes') name; kind: f, i, u or c; bits: size in memory;
-    compute: name of the type the loads widen to."""
+    compute: name of the type the loads widen to; group: values of k in one element of a panel
+    (gemm/grouping.py)."""
 
     name: str
     kind: str
     bits: int
     compute: str
+    group: int = 1
 
     @property
     def size(self) -> int:
@@ -44,11 +46,8 @@ class DType:
         return self if self.kind == "c" else _widened(self, wide.compute)
 
     def __repr__(self) -> str:
-        return (
-            self.name
-            if self.compute == DTYPES[self.name].compute
-            else f"{self.name}->{self.compute}"
-        )
+        usual = DTYPES.get(self.name, self).compute
+        return self.name if self.compute == usual else f"{self.name}->{self.compute}"
 
 
 @functools.cache
@@ -82,6 +81,12 @@ int64 = _define("int64", "i", 64, "int64")
 uint64 = _define("uint64", "u", 64, "int64")
 # Stored as one byte, 0 or 1; sums of products are counts, and the store writes count != 0.
 bool_ = _define("bool", "b", 8, "int32")
+
+# Units of a panel for dot-product instructions; in memory and in lanes they are 32-bit integers.
+UNITS = {
+    name: DType(name, "g", 32, "int32", group)
+    for name, group in (("int16x2", 2), ("bfloat16x2", 2), ("int8x4", 4), ("uint8x4", 4))
+}
 
 
 @dataclass(frozen=True)

@@ -47,6 +47,8 @@ class Pointer:
 
 def storage(dtype: DType) -> np.dtype:
     """The NumPy dtype of `dtype` in memory."""
+    if dtype.group > 1:
+        return np.dtype(np.int32)
     if dtype.name in ("bfloat16", "float8_e4m3fn", "float8_e5m2"):
         import ml_dtypes
 
@@ -169,10 +171,13 @@ def outer_accumulate(t, a, row_step, b, n):
     a: `rows` values `row_step` bytes apart; b: n adjacent values; both widened to t's type.
     Complex: each part is one chain, re <- fma(ar, br, re), re <- fma(ai, -bi, re) and
     im <- fma(ar, bi, im), im <- fma(ai, br, im).
+    Units of several k (gemm/grouping.py): one chain in ascending k; integers wrap.
     Cost: rows * vectors fused multiply-adds (twice that for complex), `vectors` loads, `rows`
     broadcast loads.
     """
     rows, columns = t.shape
+    if b.dtype.group > 1:
+        return _grouped(t, a, row_step, b, n)
     av = np.stack([load(shift(a, i * row_step)) for i in range(rows)])[:, None]
     bv = load_lanes(b, columns, n)[None]
     if t.dtype.kind != "c":
@@ -192,6 +197,26 @@ def tile_multiply_add(t, x, y):
     """
     repeat = t.shape[1] // len(x)
     return fused_multiply_add(t, np.tile(x, repeat)[None], np.tile(y, repeat)[None])
+
+
+def _grouped(t, a, row_step, b, n):
+    """outer_accumulate on units: each k of the group in ascending order."""
+    rows, columns = t.shape
+    av = np.stack([load(shift(a, i * row_step)) for i in range(rows)]).astype(np.int32)
+    bv = load_lanes(b, columns, n).astype(np.int32)
+    if b.dtype.name == "bfloat16x2":
+        for half in (np.uint32(0xFFFF0000), np.uint32(0xFFFF)):
+            x, y = (
+                ((u.view(np.uint32) & half) << np.uint32(0 if half > 0xFFFF else 16)).view(np.float32)
+                for u in (av, bv)
+            )
+            t = fused_multiply_add(x[:, None], y[None], t)
+        return t
+    parts = {2: (np.int16, np.int16), 4: (np.uint8, np.int8)}[b.dtype.group]
+    x = av.view(parts[0]).reshape(rows, 1, -1).astype(np.int32)
+    y = bv.view(parts[1]).reshape(1, columns, -1).astype(np.int32)
+    with np.errstate(all="ignore"):
+        return (t + (x * y).sum(-1, dtype=np.int32)).astype(np.int32)
 
 
 # -- integers ------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from gemm.microkernels.dtypes import DType
 
 from .. import conversions, values
 from ..conversions import splat
-from . import address_lowering
+from . import address_lowering, dots
 
 I1, I8, I32, I64 = ir.IntType(1), ir.IntType(8), ir.IntType(32), ir.IntType(64)
 
@@ -411,6 +411,9 @@ def lower_outer_accumulate(context, builder, sig, args):
     step = context.cast(builder, args[2], sig.args[2], _intp())
     n = context.cast(builder, args[4], sig.args[4], _intp())
     lanes, vectors = shape.lanes, shape.vectors
+    grouped = sig.args[3].dtype.group > 1
+    if grouped:
+        a_type, b_type = sig.args[1].dtype, sig.args[3].dtype
     row = []
     for v in range(vectors):
         at = advance(builder, b, v * lanes * b_type.size)
@@ -429,6 +432,15 @@ def lower_outer_accumulate(context, builder, sig, args):
         x = read(builder, advance(builder, at, offset), kind)
         return spread(builder, x, lanes * shape.dtype.components)
 
+    if grouped:
+        for i in range(shape.rows):
+            factor = of_row(i, a_type)
+            for v, operand in enumerate(row):
+                index = i * vectors + v
+                old = builder.extract_value(t, index)
+                new = dots.accumulate(context, builder, b_type.name, factor, operand, old)
+                t = builder.insert_value(t, new, index)
+        return t
     if shape.dtype.kind != "c":
         for i in range(shape.rows):
             t = update(t, i, of_row(i, a_type), row)

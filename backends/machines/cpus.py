@@ -21,6 +21,7 @@ class CPULevel:
     flags: frozenset[str] = field(repr=False)
     unit: VectorUnit
     fused: bool = True
+    units: frozenset[str] = frozenset()  # panel units its dot-product instructions take
 
 
 def _flags(text: str) -> frozenset[str]:
@@ -39,6 +40,7 @@ LEVELS = (
         _AVX512 + ",+avx512vnni,+avx512bf16",
         _flags(_AVX512_FLAGS + " avx512_vnni avx512_bf16"),
         VectorUnit(registers=32, bytes=64, latency=4, ports=2),
+        units=_flags("int16x2 int8x4 bfloat16x2"),
     ),
     CPULevel(
         "avx512_vnni",
@@ -47,6 +49,7 @@ LEVELS = (
         _AVX512 + ",+avx512vnni",
         _flags(_AVX512_FLAGS + " avx512_vnni"),
         VectorUnit(registers=32, bytes=64, latency=4, ports=2),
+        units=_flags("int16x2 int8x4"),
     ),
     CPULevel(
         "avx512",
@@ -55,6 +58,7 @@ LEVELS = (
         _AVX512,
         _flags(_AVX512_FLAGS),
         VectorUnit(registers=32, bytes=64, latency=4, ports=2),
+        units=_flags("int16x2"),
     ),
     CPULevel(
         "avx2",
@@ -63,6 +67,7 @@ LEVELS = (
         _AVX2,
         _flags("avx2 fma f16c bmi2"),
         VectorUnit(registers=16, bytes=32, latency=5, ports=2),
+        units=_flags("int16x2"),
     ),
     CPULevel(
         "sse2",
@@ -72,6 +77,7 @@ LEVELS = (
         _flags("sse2"),
         VectorUnit(registers=16, bytes=16, latency=8, ports=1, temporaries=2),
         fused=False,
+        units=_flags("int16x2"),
     ),
     CPULevel(
         "neon",
