@@ -88,7 +88,7 @@ def _peers(console: Console, options: argparse.Namespace) -> int:
     result = run.result()
     tables.print_peers(console, result)
     path = _keep(console, options, "peers", result)
-    if path and run.rows:
+    if path and run.answers:
         from . import plots
 
         for written in plots.save(result, options.results, path.stem):

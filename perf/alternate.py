@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import traceback
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -87,6 +88,10 @@ def compare(
             cost += (number + 1) * made.timed.sample(1)
         except (NotAvailable, reference.WrongResult, rules.RuleBroken) as error:
             result[contender.name] = {"reason": str(error), "kind": type(error).__name__}
+        except Exception as error:  # whatever else a library does costs that library its row
+            traceback.print_exc()
+            first = str(error).partition("\n")[0]
+            result[contender.name] = {"reason": first, "kind": type(error).__name__}
         else:
             prepared[contender.name] = made, number
             result[contender.name] = {

@@ -42,3 +42,14 @@ def measure(dtypes: list[str], threads: int, tiny: bool = False) -> dict[str, An
     """Both ceilings for this thread count: {'bandwidth': B/s, 'fma': {dtype: flop/s or reason}}."""
     bandwidth = copy_bandwidth(threads, 2**23 if tiny else 2**27, 3 if tiny else 7)
     return {"bandwidth": bandwidth, "fma": {name: fma_rate(name, threads) for name in dtypes}}
+
+
+def higher(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
+    """Of two measurements the higher of each figure; a figure before a reason."""
+    if not one or not one["bandwidth"] or not other["bandwidth"]:
+        return one if one and one["bandwidth"] else other
+    fma = dict(other["fma"])
+    for name, rate in one["fma"].items():
+        if isinstance(rate, float) and not (isinstance(fma.get(name), float) and fma[name] > rate):
+            fma[name] = rate
+    return {"bandwidth": max(one["bandwidth"], other["bandwidth"]), "fma": fma}

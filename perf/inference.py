@@ -99,13 +99,13 @@ def threshold(ratios: ArrayLike, rules: Rules) -> NDArray:
 
 def is_candidate(ratios: ArrayLike, rules: Rules) -> NDArray:
     """Screening: worth a second look?"""
-    large = np.median(ratios, axis=-1) > math.log1p(rules.min_effect) / 2
+    large = np.median(np.asarray(ratios), axis=-1) > math.log1p(rules.min_effect) / 2
     return large & (p_slower(ratios) <= rules.screen_alpha)
 
 
 def is_alarm(ratios: ArrayLike, candidates: ArrayLike, rules: Rules) -> NDArray:
     """Confirmation on fresh rounds, among `candidates` cases confirmed together."""
-    large = np.median(ratios, axis=-1) > threshold(ratios, rules)
+    large = np.median(np.asarray(ratios), axis=-1) > threshold(ratios, rules)
     return large & (p_slower(ratios) <= rules.gate_alpha / np.maximum(1, candidates))
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from . import contenders, inference, machine, probes
+from . import ceilings, contenders, inference, machine, probes
 from .cases import PROCESS_OPERATIONS, Case
 from .client import Worker, WorkerDied, WorkerFailed
 
@@ -32,7 +32,7 @@ class Peers:
     tiny: bool = False
     extra: dict[str, str] = field(default_factory=dict)
     told: Callable[[str], None] = lambda text: None
-    rows: list[dict[str, Any]] = field(default_factory=list)
+    answers: list[tuple[Case, dict[str, Any]]] = field(default_factory=list)
     ceilings: dict[str, Any] = field(default_factory=dict)
     pools: dict[str, Any] = field(default_factory=dict)
     complete: bool = False
@@ -55,20 +55,12 @@ class Peers:
         for case in self.cases:
             if case.operation in PROCESS_OPERATIONS:
                 self.told(case.name)
-                self.rows.append(self._probe(case))
+                self.answers.append((case, self._probe(case)))
 
     def _with_threads(self, threads: int, cases: list[Case]) -> None:
         environment = machine.clean_environment(threads, self.extra)
         dtypes = list(dict.fromkeys(c.a for c in cases if c.device == "cpu"))
-        with Worker(environment) as worker:
-            self.told(f"ceilings of {threads} thread{'s' if threads > 1 else ''}")
-            try:
-                self.pools[str(threads)] = worker.ask("hello")["pools"]
-                self.ceilings[str(threads)] = worker.ask(
-                    "ceilings", dtypes=dtypes, threads=threads, tiny=self.tiny
-                )
-            except (WorkerDied, WorkerFailed) as error:
-                self.ceilings[str(threads)] = {"bandwidth": None, "fma": {}, "reason": str(error)}
+        self._ceilings(environment, threads, dtypes)
         worker = Worker(environment)
         try:
             for case in cases:
@@ -85,9 +77,21 @@ class Peers:
                     answer = {OURS: {"reason": str(error), "kind": type(error).__name__}}
                     worker.close()
                     worker = Worker(environment)
-                self.rows.append(row(case, answer, self.ceilings[str(threads)]))
+                self.answers.append((case, answer))
         finally:
             worker.close()
+        self._ceilings(environment, threads, dtypes)
+
+    def _ceilings(self, environment: dict[str, str], threads: int, dtypes: list[str]) -> None:
+        """Measured before and after the cases, the higher counts: other load only lowers them."""
+        known = self.ceilings.get(str(threads), {})
+        with Worker(environment) as worker:
+            try:
+                self.pools[str(threads)] = worker.ask("hello")["pools"]
+                found = worker.ask("ceilings", dtypes=dtypes, threads=threads, tiny=self.tiny)
+            except (WorkerDied, WorkerFailed) as error:
+                found = {"bandwidth": None, "fma": {}, "reason": str(error)}
+        self.ceilings[str(threads)] = ceilings.higher(known, found)
 
     def _probe(self, case: Case) -> dict[str, Any]:
         environment = machine.clean_environment(case.threads, self.extra)
@@ -99,7 +103,12 @@ class Peers:
             answer: dict[str, Any] = {OURS: {"samples": samples, "number": 1}}
         except contenders.NotAvailable as error:
             answer = {OURS: {"reason": str(error), "kind": "NotAvailable"}}
-        return row(case, answer, {})
+        return answer
+
+    def rows(self) -> list[dict[str, Any]]:
+        """The figures of every case measured so far."""
+        ceiling = self.ceilings
+        return [row(case, got, ceiling.get(str(case.threads), {})) for case, got in self.answers]
 
     def result(self) -> dict[str, Any]:
         """Everything, raw samples included, ready for JSON."""
@@ -108,11 +117,11 @@ class Peers:
             "machine": self._facts,
             "pools": self.pools,
             "ceilings": self.ceilings,
-            "rows": self.rows,
+            "rows": self.rows(),
         }
 
 
-def row(case: Case, answer: dict[str, Any], ceilings: dict[str, Any]) -> dict[str, Any]:
+def row(case: Case, answer: dict[str, Any], ceiling: dict[str, Any]) -> dict[str, Any]:
     """One case's figures: median, rate, shares of the ceilings; ratios of peers with intervals.
 
     A ratio is the peer's time over gemm's in the same round: above 1, gemm is faster.
@@ -127,7 +136,7 @@ def row(case: Case, answer: dict[str, Any], ceilings: dict[str, Any]) -> dict[st
         entry: dict[str, Any] = {**got, "median": median}
         if case.operation not in PROCESS_OPERATIONS:
             entry["gflops"] = case.flops / median / 1e9
-            entry.update(_shares(case, median, ceilings))
+            entry.update(_shares(case, median, ceiling))
         if ours and name != OURS:
             logs = np.log(got["samples"]) - np.log(ours)
             low, high = inference.interval(logs)
@@ -151,13 +160,13 @@ def _reason(got: dict[str, Any]) -> str:
     return f"{words.get(got['kind'], got['kind'])}: {got['reason']}"
 
 
-def _shares(case: Case, seconds: float, ceilings: dict[str, Any]) -> dict[str, float]:
-    shares = {}
-    if case.device != "cpu" or not ceilings:
+def _shares(case: Case, seconds: float, ceiling: dict[str, Any]) -> dict[str, float]:
+    shares: dict[str, float] = {}
+    if case.device != "cpu" or "fma" not in ceiling:
         return shares
-    fma = ceilings["fma"].get(case.a)
+    fma = ceiling["fma"].get(case.a)
     if isinstance(fma, float):
         shares["of_fma"] = case.flops / seconds / fma
-    if ceilings["bandwidth"]:
-        shares["of_bandwidth"] = case.bytes / seconds / ceilings["bandwidth"]
+    if ceiling["bandwidth"]:
+        shares["of_bandwidth"] = case.bytes / seconds / ceiling["bandwidth"]
     return shares

@@ -13,6 +13,7 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt  # noqa: E402  (the backend is chosen before)
 from matplotlib.figure import Figure  # noqa: E402
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter  # noqa: E402
 
 from . import machine, tables  # noqa: E402
 from .cases import parse  # noqa: E402
@@ -32,37 +33,57 @@ def roofline(result: dict[str, Any], threads: int) -> Figure | None:
             points.setdefault(row["dtype"], []).append(point)
     if not points:
         return None
-    figure, axes = plt.subplots(figsize=(9, 6), layout="constrained")
+    figure, axes = plt.subplots(figsize=(10, 6), layout="constrained")
     every = [x for group in points.values() for x, _ in group]
-    xs = [min(every) / 2, max(every) * 2]
     found = result["ceilings"].get(str(threads), {})
-    bandwidth = found.get("bandwidth")
+    bandwidth = (found.get("bandwidth") or 0) / 1e9
     rates = {n: r / 1e9 for n, r in found.get("fma", {}).items() if isinstance(r, float)}
+    left, right = min(every), max(every)
+    if bandwidth and rates:  # show where the roof bends
+        left = min(left, min(rates.values()) / bandwidth)
+        right = max(right, max(rates.values()) / bandwidth)
+    xs = left / 2, right * 2
+    top = max([rate for group in points.values() for _, rate in group] + list(rates.values())) * 1.6
     if bandwidth:
-        slope = [x * bandwidth / 1e9 for x in xs]
-        top = max(rates.values(), default=max(slope))
-        corner = top / (bandwidth / 1e9)
-        right = min(xs[1], corner)
-        axes.plot(
-            [xs[0], right], [slope[0], right * bandwidth / 1e9], color="0.4", lw=1.5,
-            label=f"copy bandwidth {bandwidth / 1e9:.0f} GB/s",
-        )  # fmt: skip
+        end = min(xs[1], (max(rates.values()) if rates else top) / bandwidth)
+        slope = [xs[0] * bandwidth, end * bandwidth]
+        label = f"copy bandwidth {bandwidth:.0f} GB/s"
+        axes.plot([xs[0], end], slope, color="0.4", lw=1.5, label=label)
+    for rate, names in _roofs(rates, {name.split("->")[0].split("*")[0] for name in points}):
+        start = rate / bandwidth if bandwidth else xs[0]
+        axes.plot([start, xs[1]], [rate, rate], color="0.4", lw=1.2, ls="--")
+        words = f"FMA ceiling {', '.join(names)}: {rate:.0f}"
+        axes.annotate(words, (xs[1], rate), (-4, 3), textcoords="offset points", ha="right",
+                      color="0.3", fontsize=8)  # fmt: skip
     for index, (name, group) in enumerate(sorted(points.items())):
-        colour = _COLOURS[index % len(_COLOURS)]
-        axes.scatter(*zip(*group, strict=True), s=36, color=colour, marker=_MARKS[index % 12],
-                     edgecolor="white", linewidth=0.5, label=name, zorder=3)  # fmt: skip
-        rate = rates.pop(name.split("*")[0].split("->")[0], None)
-        if rate:
-            axes.axhline(rate, color=colour, lw=1, ls="--")
-            axes.annotate(f"FMA ceiling {name}: {rate:.0f}", (xs[1], rate), ha="right",
-                          va="bottom", color=colour, fontsize=8)  # fmt: skip
-    axes.set(xscale="log", yscale="log", xlim=xs, xlabel="flop / byte of least traffic",
-             ylabel="GFLOP/s")  # fmt: skip
+        intensity, seen = zip(*group, strict=True)
+        axes.scatter(intensity, seen, s=36, color=_COLOURS[index % len(_COLOURS)],
+                     marker=_MARKS[index % len(_MARKS)], edgecolor="white", linewidth=0.5,
+                     label=name, zorder=3)  # fmt: skip
+    axes.set(xscale="log", yscale="log", xlim=xs, ylabel="GFLOP/s",
+             xlabel="flop / byte of least traffic")  # fmt: skip
+    axes.set_ylim(top=top)
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_locator(LogLocator(subs=(1, 2, 5), numticks=20))
+        axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        axis.set_minor_formatter(NullFormatter())
     axes.set_title(f"gemm, {threads} thread{'s' if threads > 1 else ''}")
-    axes.grid(True, which="major", color="0.9")
+    axes.grid(True, which="major", color="0.92")
     axes.set_axisbelow(True)
     figure.legend(loc="outside right upper", fontsize=8, frameon=False)
     return figure
+
+
+def _roofs(rates: dict[str, float], wanted: set[str]) -> list[tuple[float, list[str]]]:
+    """Ceilings of the wanted dtypes; those within 10 % share a line."""
+    roofs: list[tuple[float, list[str]]] = []
+    for name, rate in sorted(rates.items(), key=lambda item: -item[1]):
+        if name in wanted:
+            if roofs and rate > 0.9 * roofs[-1][0]:
+                roofs[-1][1].append(name)
+            else:
+                roofs.append((rate, [name]))
+    return roofs
 
 
 def sweep(result: dict[str, Any]) -> Figure | None:
@@ -86,7 +107,7 @@ def sweep(result: dict[str, Any]) -> Figure | None:
     columns = min(3, len(panels))
     lines = -(-len(panels) // columns)
     figure, grid = plt.subplots(
-        lines, columns, figsize=(4.4 * columns, 3.3 * lines + 0.4), layout="constrained",
+        lines, columns, figsize=(max(7, 4.4 * columns), 3.3 * lines + 0.6), layout="constrained",
         squeeze=False,
     )  # fmt: skip
     colours = dict(zip([OURS, *tables.peers_seen(result["rows"])], _COLOURS, strict=False))
@@ -111,7 +132,7 @@ def sweep(result: dict[str, Any]) -> Figure | None:
         handles, names = axes.get_legend_handles_labels()
         labels.update(zip(names, handles, strict=True))
     figure.legend(list(labels.values()), list(labels), loc="outside lower center",
-                  ncols=min(7, len(labels)), frameon=False, fontsize=9)  # fmt: skip
+                  ncols=4 if columns == 1 else 7, frameon=False, fontsize=9)  # fmt: skip
     return figure
 
 

@@ -89,3 +89,16 @@ def test_layouts_have_the_strides_they_name(layout):
     strides = {"N": lambda x: x.strides[1] == 4, "T": lambda x: x.strides[0] == 4,
                "S": lambda x: x.strides[1] == 8, "R": lambda x: x.strides[0] < 0}  # fmt: skip
     assert strides[layout[0]](given.a) and strides[layout[1]](given.b)
+
+
+def test_an_unexpected_error_of_a_contender_is_a_reason_and_spares_the_others():
+    from gemm.perf import alternate
+
+    def breaks(a, b, out=None):
+        raise RuntimeError("device on fire\nmore")
+
+    got = alternate.compare(
+        one("f matmul 8 float32"), [contenders.Gemm(breaks), contenders.NumPy()], 5, 1e-4
+    )
+    assert got["gemm"] == {"reason": "device on fire", "kind": "RuntimeError"}
+    assert got["NumPy"]["samples"]
