@@ -214,7 +214,7 @@ def _ring(backend, device, plan: TeamPlan, s: Signature, name: str, parts_k: int
     if plan.store == "box":
         size = s.out.size
         extents, steps = [n, m], [s.c_row if m > 1 else _round(n * size, 16)]
-        box = [min(128 // size, plan.tile.columns), plan.tile.rows]
+        box = [min(128 // size, plan.tile.columns), plan.tile.box_rows]
         if batched:
             for extent, *axis in (inner, outer):
                 extents.append(extent)
@@ -477,31 +477,34 @@ def matmul(backend, a, b, out=None, *, dtype=None, precision=None, split_k=None,
     scale_b: one-element float32 device arrays that multiply the result; fast: 8-bit floats
     accumulate in the matrix unit alone. TypeError, ValueError: before anything is launched.
     """
-    kind = backend.library_of(a)
-    va, vb = backend.view(a), backend.view(b)
-    if va.device != vb.device:
-        raise ValueError(f"operands on devices {va.device} and {vb.device}")
-    vo = None if out is None else backend.view(out)
-    key = (va[1:5], va.address & 15, vb[1:5], vb.address & 15, dtype, precision, split_k, fast,
-           scale_a is None, vo and (vo[1:5], vo.address & 15))  # fmt: skip
+    address_a, address_b, key, producers = backend.glance(a, b)
+    key = (key, dtype, precision, split_k, fast, scale_a is None)
+    address_c = 0
+    if out is not None:
+        address_c, _, key_c, more = backend.glance(out, out)
+        key, producers = (key, key_c), producers + more
     found = _prepared.get(key)
     if found is None:
-        found = _decide(backend, va, vb, vo, dtype, precision, split_k, scale_a, scale_b, fast)
+        found = _decide(
+            backend, backend.view(a), backend.view(b), None if out is None else backend.view(out),
+            dtype, precision, split_k, scale_a, scale_b, fast,
+        )  # fmt: skip
         if len(_prepared) >= KEPT_SIGNATURES:
             _prepared.clear()
         _prepared[key] = found
     shape, result, run, device = found
     if out is None:
-        out = backend.empty(a, shape, result)
-        vo = backend.view(out)
-    stream = backend.current_stream(kind, va.device)
-    device.use()
-    for v in (va, vb, vo):
-        if v.stream is not None and v.stream != stream and (v.stream != 1 or stream):
-            device.wait(stream, v.stream)
-    scales = [0 if x is None else backend.view(x).address for x in (scale_a, scale_b)]
-    if run is not None:
-        run(va.address, vb.address, vo.address, stream, *scales)
+        out, address_c = backend.empty(a, shape, result)
+    stream = backend.enter(a, device)
+    for producer in producers:
+        if producer != stream:
+            device.wait(stream, producer)
+    if run is None:
+        return out
+    if scale_a is None:
+        run(address_a, address_b, address_c, stream, 0, 0)
+    else:
+        run(address_a, address_b, address_c, stream, *backend.glance(scale_a, scale_b)[:2])
     return out
 
 
@@ -537,6 +540,8 @@ def _decide(backend, va, vb, vo, dtype, precision, split_k, scale_a, scale_b, fa
         raise ValueError(f"out has shape {vo.shape}, the result has {shape}")
     if vo is not None and vo.dtype != result:
         raise TypeError(f"out has element type {vo.dtype}, the result has {result}")
+    if va.device != vb.device or (vo is not None and vo.device != va.device):
+        raise ValueError("operands and out must be on one device")
     device = backend.device(va.device)
     if scale_a is not None and unit_name(device.target, va.dtype, precision) != "wide":
         raise ValueError("scales need 8- or 16-bit floats on a machine with the wide matrix unit")

@@ -170,6 +170,9 @@ class TeamPlan:
             return f"a ring needs two stages, got {self.stages}"
         if self.peers > 1 and t.b.along == "rows" and not t.b.swizzled:
             return "peers share panels in boxes; an unswizzled panel is one piece"
+        width = min(SWIZZLED_ROW // self.out.size, t.columns)
+        if t.columns % width:
+            return f"{t.columns} columns of {self.out} are no whole number of 128-byte runs"
         share = t.b.rows // self.peers * t.b.dtype.size
         if t.b.along == "rows" and t.b.swizzled and share % SWIZZLED_ROW:
             return f"a share of {share} bytes of B is no whole number of 128-byte boxes"

@@ -63,6 +63,8 @@ def ring_plan(facts, unit: str, a: DType, out: DType, along, tile_shape, lane_sh
     registers = (0, 0)
     if down * across == 2:
         registers = (40, 232) if unit == "matrix" else (56, 224)
+    elif down * across == 4:
+        registers = (40, 112)
     plan = TeamPlan(tile, a, a, out, down, across, 2, 128, 1, band, store=store, batched=batched,
                     registers=registers)  # fmt: skip
     room = facts.shared - plan.groups * plan.room_bytes - GATE_ROOM

@@ -99,10 +99,14 @@ class TeamTile:
 
     @property
     def steps(self) -> int:
-        """Calls of `tile_accumulate` that use up a stage."""
-        if self.unit == "lanes":
-            return self.a.depth * self.a.dtype.size // CHUNK if CHUNK > self.a.dtype.size else self.a.depth
-        return 1
+        """Calls of `team_accumulate` that use up a stage."""
+        span = max(1, CHUNK // self.a.dtype.size)
+        return self.a.depth // span if self.unit == "lanes" else 1
+
+    @property
+    def box_rows(self) -> int:
+        """Adjacent rows of the tile that one warp of lanes holds, and writes back, together."""
+        return 16 if self.unit == "wide" else self.rows // 4
 
 
 class Gate:
@@ -480,7 +484,7 @@ def team_scale(t, x):
 def team_send(box, room, t, x, y, u, v, out):
     """Writes tile t, narrowed to `out`, to the box array at (x, y, u, v), clipped to it.
 
-    room: 2 x rows x 128 bytes of shared memory of this group.
+    room: `TeamPlan.room_bytes` of shared memory of this group; boxes are tile.box_rows high.
     """
     grid = _current()
     values = narrow(t, out)

@@ -60,8 +60,10 @@ def _torch_type(dtype) -> DType:
 
 
 def _view_torch(x) -> View:
+    if not _tensor:
+        _tensor.append(sys.modules["torch"].Tensor)
     if x.is_conj():
-        x = x.resolve_conj()
+        raise TypeError("a conjugate view is not an operand: call resolve_conj() first")
     dtype = _torch_type(x.dtype)
     size = dtype.size
     return View(
@@ -148,16 +150,44 @@ def view(x) -> View:
     return _view_dlpack(x)
 
 
+_tensor: list[type] = []  # torch.Tensor, once one was seen
+
+
+def glance(a, b) -> tuple:
+    """(address of a, of b, what else a plan depends on as a key, their producers' streams)."""
+    if type(a) in _tensor and type(b) in _tensor and not (a.is_conj() or b.is_conj()):
+        x, y = a.data_ptr(), b.data_ptr()
+        key = (a.dtype, a.shape, a.stride(), b.dtype, b.shape, b.stride(), (x & 15) << 4 | y & 15,
+               a.get_device(), b.get_device())  # fmt: skip
+        return x, y, key, ()
+    u, v = view(a), view(b)
+    # 1 names the legacy default stream, which the driver also calls 0.
+    streams = tuple(0 if w.stream == 1 else w.stream for w in (u, v) if w.stream is not None)
+    return u.address, v.address, (u[1:5], v[1:5], u.address & 15, v.address & 15), streams
+
+
 # -- the caller's library ------------------------------------------------------------------------
 
 
-def current_stream(kind: str, device: int) -> int:
+def current_stream(kind: str, index: int) -> int:
     """The stream on which the caller of this library works now."""
     if kind == "torch":
-        return sys.modules["torch"]._C._cuda_getCurrentRawStream(device)
+        return sys.modules["torch"]._C._cuda_getCurrentRawStream(index)
     if kind == "cupy":
         return sys.modules["cupy"].cuda.get_current_stream().ptr
     return 0
+
+
+def enter(x, on) -> int:
+    """Makes device `on` current for this thread and gives the stream of x's library."""
+    if type(x) in _tensor:
+        native = sys.modules["torch"]._C
+        # PyTorch keeps its device's context current: nothing to ask the driver for.
+        if native._cuda_getDevice() != on.index:
+            on.use()
+        return native._cuda_getCurrentRawStream(on.index)
+    on.use()
+    return current_stream(library_of(x), on.index)
 
 
 def _empty_torch(like, shape, dtype: DType):
@@ -237,8 +267,12 @@ KINDS = {
 
 
 def empty(like, shape, dtype: DType):
-    """An uninitialised array of the kind of `like`, on its device."""
-    return KINDS[library_of(like)](like, shape, dtype)
+    """(an uninitialised array of the kind of `like`, on its device; its address)."""
+    if type(like) in _tensor and _torch_types.get(like.dtype) is dtype:
+        out = like.new_empty(shape)
+        return out, out.data_ptr()
+    out = KINDS[library_of(like)](like, shape, dtype)
+    return out, view(out).address
 
 
 # -- what the engine asks of a backend -----------------------------------------------------------

@@ -30,7 +30,6 @@ from .ptx import (
     capability,
     flat,
     group_of_team,
-    group_sync,
     i32,
     lane_of_group,
     lane_of_team,
@@ -43,6 +42,7 @@ from .ptx import (
     special,
     store_shared,
     times,
+    warp_of_group,
 )
 
 ROW = team.ROW
@@ -179,7 +179,7 @@ def lower_gate_arrive(context, builder, sig, args):
     if arrivals == 1:
         lane = lane_of_group(builder)
     else:
-        ptx(builder, "bar.warp.sync -1;", memory=True)
+        _warp_sync(builder)
         lane = lane_of_warp(builder)
     speaks = builder.and_(builder.icmp_unsigned("<", lane, i32(peers)), when)
     head = "{\n.reg .pred speaks;\nsetp.ne.b32 speaks, $1, 0;\n"
@@ -189,7 +189,7 @@ def lower_gate_arrive(context, builder, sig, args):
         return
     text = (
         head + ".reg .b32 there;\n@speaks mapa.shared::cluster.u32 there, $0, $2;\n"
-        "@speaks mbarrier.arrive.release.cluster.shared::cluster.b64 _, [there];\n}"
+        "@speaks mbarrier.arrive.shared::cluster.b64 _, [there];\n}"
     )
     ptx(builder, text, [at, _flag(builder, speaks), lane], memory=True)
 
@@ -515,9 +515,21 @@ def _slots(tile) -> int:
     return 2 if tile.rows <= 64 else 1
 
 
+def _warp_sync(builder):
+    ptx(builder, "bar.warp.sync -1;", memory=True)
+
+
+def _warp_room(builder, tile, room):
+    """(where this warp's part of the room starts, bytes of one of its slots)."""
+    slot = tile.rows // 4 * ROW
+    step = slot * _slots(tile)
+    return builder.add(address(builder, room), times(builder, warp_of_group(builder), step)), slot
+
+
 def lower_team_send(context, builder, sig, args):
+    """Each warp reorders its rows in its own part of the room and sends them by itself."""
     box, room, t = args[:3]
-    rank, kind, dtype = sig.args[1 - 1].rank, sig.args[2], values.constant(sig.args[7])
+    rank, kind, dtype = sig.args[0].rank, sig.args[2], values.constant(sig.args[7])
     tile = kind.tile
     registers = _registers_of(builder, t, kind)
     x, y, u, v = (
@@ -526,25 +538,31 @@ def lower_team_send(context, builder, sig, args):
     width, count = _chunks(tile, dtype)
     slots = _slots(tile)
     found = tiles.pieces(builder, tile)
-    start = address(builder, room)
-    speaks = _flag(builder, _is_leader(builder))
+    start, slot = _warp_room(builder, tile, room)
+    speaks = _flag(builder, builder.icmp_unsigned("==", lane_of_warp(builder), i32(0)))
     head = "{\n.reg .pred speaks;\nsetp.ne.b32 speaks, $0, 0;\n"
     for chunk in range(count):
         # A slot is free once the copy engine has read what was put there before.
         text = head + f"@speaks cp.async.bulk.wait_group.read {slots - 1};\n}}"
         ptx(builder, text, [speaks], memory=True)
-        group_sync(builder)
-        where = plus(builder, start, chunk % slots * tile.rows * ROW)
+        _warp_sync(builder)
+        where = plus(builder, start, chunk % slots * slot)
         _deposit(context, builder, registers, tile, dtype, where, chunk, width, found)
         ptx(builder, "fence.proxy.async.shared::cta;", memory=True)
-        group_sync(builder)
-        at = [plus(builder, x, chunk * width), y, u, v][:rank]
+        _warp_sync(builder)
         names = ", ".join(f"${3 + i}" for i in range(rank))
-        text = (
-            head + f"@speaks cp.async.bulk.tensor.{rank}d.global.shared::cta.bulk_group"
-            f" [$1, {{{names}}}], [$2];\n@speaks cp.async.bulk.commit_group;\n}}"
+        store = (
+            f"@speaks cp.async.bulk.tensor.{rank}d.global.shared::cta.bulk_group"
+            f" [$1, {{{names}}}], [$2];"
         )
-        ptx(builder, text, [speaks, flat(builder, box), where, *at], memory=True)
+        boxes = tile.rows // 4 // tile.box_rows
+        for i in range(boxes):
+            row = tiles.warp_row(builder, tile, i32(i * tile.box_rows))
+            at = [plus(builder, x, chunk * width), builder.add(y, row), u, v][:rank]
+            last = "\n@speaks cp.async.bulk.commit_group;" if i == boxes - 1 else ""
+            source = plus(builder, where, i * tile.box_rows * ROW)
+            ptx(builder, head + store + last + "\n}", [speaks, flat(builder, box), source, *at],
+                memory=True)  # fmt: skip
 
 
 def lower_team_drain(context, builder, sig, args):
@@ -560,58 +578,63 @@ def lower_team_write(context, builder, sig, args):
     registers = _registers_of(builder, t, kind)
     width, count = _chunks(tile, dtype)
     found = tiles.pieces(builder, tile)
-    base, start, lane = flat(builder, p), address(builder, room), lane_of_group(builder)
+    base, (start, slot) = flat(builder, p), _warp_room(builder, tile, room)
     span = team.CHUNK // dtype.size
     odd = builder.and_(builder.or_(base, row_step), ir.Constant(I64, 15))
     aligned = builder.icmp_unsigned("==", odd, ir.Constant(I64, 0))
     for chunk in range(count):
-        group_sync(builder)
-        _deposit(context, builder, registers, tile, dtype, start, chunk, width, found)
-        group_sync(builder)
+        where = plus(builder, start, chunk % _slots(tile) * slot)
+        _warp_sync(builder)
+        _deposit(context, builder, registers, tile, dtype, where, chunk, width, found)
+        _warp_sync(builder)
         first = builder.add(base, ir.Constant(I64, chunk * width * dtype.size))
         full = builder.icmp_unsigned(">=", columns, i32((chunk + 1) * width))
         with builder.if_else(builder.and_(aligned, full)) as (vector, scalar):
             with vector:
-                _drain_chunks(builder, tile, start, first, row_step, rows, lane, width // span)
+                _drain_chunks(builder, tile, where, first, row_step, rows, width // span)
             with scalar:
                 left = builder.sub(columns, i32(chunk * width))
-                _drain_elements(builder, tile, dtype, start, first, row_step, rows, left, lane, width)
+                _drain_elements(builder, tile, dtype, where, first, row_step, rows, left, width)
 
 
-def _drain_chunks(builder, tile, room, first, row_step, rows, lane, across: int):
-    """Whole rows of the room to memory, sixteen bytes a lane."""
-    high = 128 // across
+def _drain_chunks(builder, tile, room, first, row_step, rows, across: int):
+    """Whole rows of the warp's slot to memory, sixteen bytes a lane."""
+    lane, high = lane_of_warp(builder), 32 // across
     inner = builder.and_(lane, i32(across - 1))
     outer = builder.udiv(lane, i32(across))
-    steps = -(-tile.rows // high)
-    with cgutils.for_range(builder, i32(steps), intp=I32) as loop:
-        row = builder.add(outer, times(builder, loop.index, high))
-        with builder.if_then(builder.icmp_unsigned("<", row, rows)):
+    with cgutils.for_range(builder, i32(-(-tile.rows // 4 // high)), intp=I32) as loop:
+        local = builder.add(outer, times(builder, loop.index, high))
+        row = tiles.warp_row(builder, tile, local)
+        inside = builder.icmp_unsigned("<", row, rows)
+        if tile.rows // 4 < high:
+            inside = builder.and_(inside, builder.icmp_unsigned("<", local, i32(tile.rows // 4)))
+        with builder.if_then(inside):
             byte = builder.shl(inner, i32(4))
-            swizzle = builder.shl(builder.and_(row, i32(7)), i32(4))
-            at = builder.add(builder.add(room, times(builder, row, ROW)), builder.xor(byte, swizzle))
+            swizzle = builder.shl(builder.and_(local, i32(7)), i32(4))
+            at = builder.add(builder.add(room, times(builder, local, ROW)), builder.xor(byte, swizzle))
             words = load_shared(builder, at, 0, I32, 4)
             to = builder.add(_far(builder, first, (row, row_step)), builder.zext(byte, I64))
             text = "st.global.v4.b32 [$0], {$1, $2, $3, $4};"
             ptx(builder, text, [to, *words], memory=True)
 
 
-def _drain_elements(builder, tile, dtype, room, first, row_step, rows, left, lane, width: int):
+def _drain_elements(builder, tile, dtype, room, first, row_step, rows, left, width: int):
     """The same element by element (component by component of complex numbers)."""
     size, parts = dtype.real.size, dtype.components
-    steps = tile.rows * width * parts // 128
-    with cgutils.for_range(builder, i32(steps), intp=I32) as loop:
-        index = builder.add(lane, times(builder, loop.index, 128))
-        row = builder.udiv(index, i32(width * parts))
-        column = builder.sub(index, times(builder, row, width * parts))
+    lane, across = lane_of_warp(builder), width * parts
+    with cgutils.for_range(builder, i32(tile.rows // 4 * across // 32), intp=I32) as loop:
+        index = builder.add(lane, times(builder, loop.index, 32))
+        local = builder.udiv(index, i32(across))
+        column = builder.sub(index, times(builder, local, across))
+        row = tiles.warp_row(builder, tile, local)
         inside = builder.and_(
             builder.icmp_unsigned("<", row, rows),
             builder.icmp_signed("<", column, times(builder, left, parts)),
         )
         with builder.if_then(inside):
             byte = times(builder, column, size)
-            swizzle = builder.shl(builder.and_(row, i32(7)), i32(4))
-            at = builder.add(builder.add(room, times(builder, row, ROW)), builder.xor(byte, swizzle))
+            swizzle = builder.shl(builder.and_(local, i32(7)), i32(4))
+            at = builder.add(builder.add(room, times(builder, local, ROW)), builder.xor(byte, swizzle))
             if size == 1:
                 raw = ptx(builder, "ld.shared.u8 $0, [$1];", [at], [I32])[0]
             else:

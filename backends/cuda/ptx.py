@@ -113,12 +113,6 @@ def times(builder, value, constant: int):
     return builder.mul(value, i32(constant))
 
 
-def group_sync(builder):
-    """The lanes of this group meet."""
-    barrier = plus(builder, group_of_team(builder), 1)
-    ptx(builder, f"barrier.sync $0, {GROUP_LANES};", [barrier], memory=True)
-
-
 def place(builder, stage: StageShape, row, k):
     """Byte offset of element (row, k) of a panel, both run-time numbers (StageShape.place)."""
     size = stage.dtype.size

@@ -62,10 +62,11 @@ def _rows_f64(stage):
 
 
 def pieces(builder, tile: TeamTile):
-    """[(registers, row, column)]: runs of registers that hold adjacent columns of one row.
+    """[(registers, row, column, base)]: runs of registers that hold adjacent columns of one row.
 
-    Row and column are LLVM i32 values; a piece never crosses a 16-byte boundary of the output's
-    accumulators, and the constant part of its column is `column_base` (see `chunks`).
+    row: among the rows/4 rows of the lane's warp, in the order `warp_row` undoes; column: in the
+    tile. Both are LLVM i32 values. A piece never crosses sixteen bytes; base is the constant part
+    of its column, which decides the 128 bytes of output it belongs to.
     """
     found = []
     if tile.unit == "lanes":
@@ -73,13 +74,11 @@ def pieces(builder, tile: TeamTile):
         span = max(1, CHUNK // tile.dtype.size)
         lane = lane_of_warp(builder)
         down, across = builder.lshr(lane, i32(3)), builder.and_(lane, i32(7))
-        first = times(builder, warp_of_group(builder), 4 * tile.lane_rows)
         for i in range(tile.lane_rows):
             if tile.a.along == "k":
-                row = plus(builder, builder.add(first, down), 4 * i)
+                row = plus(builder, down, 4 * i)
             else:
-                row = builder.add(first, times(builder, down, span))
-                row = plus(builder, row, i // span * 4 * span + i % span)
+                row = plus(builder, times(builder, down, span), i // span * 4 * span + i % span)
             for j in range(0, tile.lane_columns, span):
                 start = (i * tile.lane_columns + j) * parts
                 if tile.b.along == "k":
@@ -92,24 +91,18 @@ def pieces(builder, tile: TeamTile):
                     found.append((range(start, start + span * parts), row, column, 8 * j))
         return found
     g, t = _parts(builder)
-    if tile.unit == "wide":
-        first, blocks, apart = times(builder, warp_of_group(builder), 16), tile.rows // 64, 64
-    else:
-        first = times(builder, warp_of_group(builder), tile.rows // 4)
-        blocks, apart = tile.rows // 64, 16
     double = tile.dtype.name == "float64"
     register = 0
-    for i in range(blocks):
+    for i in range(tile.rows // 64):
         for j in range(tile.columns // 8):
             for half in range(2):
                 if not double:
-                    row = plus(builder, builder.add(first, g), apart * i + 8 * half)
+                    row = plus(builder, g, 16 * i + 8 * half)
                     column = plus(builder, times(builder, t, 2), 8 * j)
                     found.append((range(register, register + 2), row, column, 8 * j))
                     register += 2
                     continue
-                row = _rows_f64(tile.a)(builder, g, half)
-                row = plus(builder, builder.add(first, row), apart * i)
+                row = plus(builder, _rows_f64(tile.a)(builder, g, half), 16 * i)
                 base = 16 * (j // 2)
                 for c in range(2):
                     odd = plus(builder, times(builder, t, 2), c)
@@ -117,6 +110,16 @@ def pieces(builder, tile: TeamTile):
                     found.append((range(register + c, register + c + 1), row, column, base))
                 register += 2
     return found
+
+
+def warp_row(builder, tile: TeamTile, row):
+    """The tile's row of a row of this warp (see `pieces`)."""
+    warp = warp_of_group(builder)
+    if tile.unit != "wide":
+        return builder.add(times(builder, warp, tile.rows // 4), row)
+    box = builder.lshr(row, i32(4))
+    inside = builder.and_(row, i32(15))
+    return builder.add(builder.add(times(builder, box, 64), times(builder, warp, 16)), inside)
 
 
 # -- lanes ---------------------------------------------------------------------------------------
