@@ -208,7 +208,7 @@ def _parser() -> argparse.ArgumentParser:
     ) -> argparse.ArgumentParser:
         one = commands.add_parser(name, help=text, description=text, epilog=EPILOG)
         one.set_defaults(run=run)
-        one.add_argument("--results", default="perf-results", help="folder of JSON, PNG and HTML")
+        one.add_argument("--results", default="results", help="folder of JSON, PNG and HTML")
         if select:
             one.add_argument("--family", action="append", default=[], help="only this family")
             one.add_argument("--match", default="", help="only cases with this text in their name")

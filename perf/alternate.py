@@ -108,8 +108,11 @@ def compare(
                 if number > 1:
                     made.timed.sample(1)  # caches and pools as this contender leaves them
                 result[name]["samples"].append(made.timed.sample(number))
-        for name in prepared:
-            rules.no_cold_sample(result[name]["samples"])
     except rules.RuleBroken as error:
         return {name: {"reason": str(error), "kind": "RuleBroken"} for name in result}
+    for name, (_, number) in prepared.items():
+        try:
+            rules.no_cold_sample(result[name]["samples"], number)
+        except rules.RuleBroken as error:
+            result[name] = {"reason": str(error), "kind": "RuleBroken"}
     return result

@@ -200,8 +200,9 @@ def summary(known: dict[str, Any]) -> str:
     who = known["identity"]
     cache = ", ".join(f"{k} {v // 1024} KiB" for k, v in who["caches"].items())
     gpus = "; ".join(known.get("gpus", ())) or "no GPU"
+    clock = f"{known['clock_mhz']:.0f} MHz, " if known.get("clock_mhz") else ""
     return (
-        f"{who['cpu']}, {who['cpus']} CPUs, {' '.join(who['isa'][-3:])}, {cache}; {gpus}; "
+        f"{who['cpu']}, {who['cpus']} CPUs, {clock}{' '.join(who['isa'][-3:])}, {cache}; {gpus}; "
         f"{who['system']}, {who['python']}, NumPy {who['numpy']}"
     )
 

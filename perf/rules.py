@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-# Below this share a first sample that is slower than the rest is noise; above, something was built.
-_COLD = 20.0
+# A first sample this many times and seconds above the rest is no noise: something was built in it.
+_COLD, _COMPILATION = 20.0, 0.1
 
 
 class RuleBroken(RuntimeError):
@@ -19,12 +19,13 @@ def warmed_up(calls_before_timing: int) -> None:
         raise RuleBroken("no warm-up call before timing: compile time would count as run time")
 
 
-def no_cold_sample(samples: Sequence[float]) -> None:
-    """A first sample far above all the others holds a compilation, whoever compiled."""
-    if len(samples) >= 4 and samples[0] > _COLD * max(samples[1:]):
+def no_cold_sample(samples: Sequence[float], number: int) -> None:
+    """A first sample of `number` calls far above all others holds a compilation, whoever compiled."""
+    excess = (samples[0] - max(samples[1:], default=samples[0])) * number
+    if len(samples) >= 4 and samples[0] > _COLD * max(samples[1:]) and excess > _COMPILATION:
         raise RuleBroken(
-            f"first sample {samples[0]:.3g} s, slowest of the others {max(samples[1:]):.3g} s: "
-            "the call was not warm"
+            f"first sample {samples[0]:.3g} s a call, slowest of the others "
+            f"{max(samples[1:]):.3g} s: the call was not warm"
         )
 
 

@@ -131,7 +131,7 @@ def test_ctrl_c_keeps_a_usable_partial_result_and_no_process(tmp_path):
     run.send_signal(signal.SIGINT)
     out, _ = run.communicate(timeout=60)
     assert run.returncode == 130 and "interrupted" in out
-    (kept,) = (tmp_path / "perf-results").glob("*-peers.json")
+    (kept,) = (tmp_path / "results").glob("*-peers.json")
     result = json.loads(kept.read_text())
     assert not result["complete"] and len(result["rows"]) < 184
     assert workers and not any(Path(f"/proc/{pid}").exists() for pid in workers)

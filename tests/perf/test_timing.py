@@ -65,8 +65,9 @@ def test_s10_timing_without_warm_up_is_refused():
     with pytest.raises(RuleBroken, match="no warm-up"):
         Timed([int]).sample(1)
     with pytest.raises(RuleBroken, match="not warm"):
-        rules.no_cold_sample([1.0, 0.01, 0.01, 0.011])
-    rules.no_cold_sample([0.02, 0.01, 0.01, 0.011])
+        rules.no_cold_sample([1.0, 0.01, 0.01, 0.011], 1)
+    rules.no_cold_sample([0.02, 0.01, 0.01, 0.011], 1)
+    rules.no_cold_sample([0.005, 1e-5, 1e-5, 1e-5], 10)  # interrupted, too short to have compiled
 
 
 def test_s10_a_compilation_inside_the_timing_is_refused(monkeypatch):
