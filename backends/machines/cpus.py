@@ -75,7 +75,7 @@ LEVELS = (
         "x86-64",
         "",
         _flags("sse2"),
-        VectorUnit(registers=16, bytes=16, latency=8, ports=1, temporaries=2),
+        VectorUnit(registers=16, bytes=16, latency=8, ports=1, temporaries=5),
         fused=False,
         units=_flags("int16x2"),
     ),
@@ -85,7 +85,7 @@ LEVELS = (
         "neoverse-n1",
         "+neon",
         _flags("asimd"),
-        VectorUnit(registers=32, bytes=16, latency=4, ports=2),
+        VectorUnit(registers=32, bytes=16, latency=4, ports=2, temporaries=3),
     ),
 )
 
