@@ -14,6 +14,7 @@ from gemm.explain import explain  # noqa: E402
 from gemm.matmul import matmul, matvec, vecdot, vecmat  # noqa: E402
 from gemm.originals import kron, outer  # noqa: E402
 from gemm.tensordot import tensordot, transpose  # noqa: E402
+from gemm.threads import get_num_threads, num_threads, set_num_threads  # noqa: E402
 
 _EPILOGUE_WORDS = (
     "as_type",
@@ -29,7 +30,29 @@ _EPILOGUE_WORDS = (
     "uniform",
 )
 
+_CONVOLUTION = (
+    "conv1d",
+    "conv1d_bias",
+    "conv1d_input",
+    "conv1d_weight",
+    "conv2d",
+    "conv2d_bias",
+    "conv2d_input",
+    "conv2d_weight",
+    "conv3d",
+    "conv3d_bias",
+    "conv3d_input",
+    "conv3d_weight",
+    "conv_transpose1d",
+    "conv_transpose2d",
+    "conv_transpose3d",
+    "fold",
+    "pack_filters",
+    "unfold",
+)
+
 __all__ = [
+    *_CONVOLUTION,
     *_EPILOGUE_WORDS,
     "addmm",
     "array_api",
@@ -38,12 +61,15 @@ __all__ = [
     "einsum",
     "einsum_path",
     "explain",
+    "get_num_threads",
     "inner",
     "kron",
     "linalg",
     "matmul",
     "matvec",
+    "num_threads",
     "outer",
+    "set_num_threads",
     "tensordot",
     "transpose",
     "use_in_numpy",
@@ -55,6 +81,7 @@ __all__ = [
 _MODULES = ("array_api", "linalg")
 _LAZY = {
     "use_in_numpy": "in_numpy",
+    **dict.fromkeys(_CONVOLUTION, "convolution"),
     **dict.fromkeys(_EPILOGUE_WORDS, "epilogues"),
 }
 

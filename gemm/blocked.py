@@ -87,11 +87,14 @@ def make_macro_kernel(shape: TileShape, write_back, unroll: int, flip: bool = Fa
     a_step = MR * size
     b_step = NR * size
 
+    def lose(t, minus, sums):
+        store(minus, -1)
+        return outer_accumulate(t, minus, 0, sums, NR)
+
+    without_surplus = lose if flip else lambda t, minus, sums: t
+
     def macro_kernel(a, b, sums, home, home_rs, c, rs, cs, mc, nc, kb, first, last,
                      row, column, batch, extra):  # fmt: skip
-        minus = shift(sums, -128)
-        if flip:
-            store(minus, -1)
         for jr in range(0, nc, NR):
             n = min(NR, nc - jr)
             b_panel = shift(b, jr * kb * size)
@@ -103,8 +106,7 @@ def make_macro_kernel(shape: TileShape, write_back, unroll: int, flip: bool = Fa
                     t = tile_zeros(shape)
                 else:
                     t = tile_load(shape, resting, home_rs, m, n)
-                if flip:
-                    t = outer_accumulate(t, minus, 0, shift(sums, jr * size), NR)
+                t = without_surplus(t, shift(sums, -128), shift(sums, jr * size))
                 t = micro_kernel(t, a_panel, size, a_step, b_panel, b_step, NR, kb)
                 if last:
                     at = shift(c, ir * rs + jr * cs)
