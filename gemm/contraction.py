@@ -43,7 +43,18 @@ class Contraction:
     a result that is allocated here; `labels` are the labels of the result's axes.
     """
 
-    __slots__ = ("a", "b", "batch", "kind", "labels", "natural", "split", "to_labels", "from_out")
+    __slots__ = (
+        "a",
+        "b",
+        "batch",
+        "is_plain",
+        "kind",
+        "labels",
+        "natural",
+        "split",
+        "to_labels",
+        "from_out",
+    )
 
     def __init__(
         self,
@@ -64,11 +75,21 @@ class Contraction:
         self.labels = labels
         self.to_labels = _permutation(natural_labels, labels)
         self.from_out = _permutation(labels, natural_labels)
+        # Nothing to prepare and nothing to put right: the door may do it all.
+        self.is_plain = (
+            kind == "product"
+            and a == b == (None, None)
+            and batch is split is self.to_labels is None
+        )
 
     def __call__(
         self, a: np.ndarray, b: np.ndarray, dtype: np.dtype, out: np.ndarray | None = None
     ) -> np.ndarray:
         """Contract `a` with `b` in `dtype`; `out` is one that the plan was made for."""
+        if self.is_plain and out is None and a.dtype == dtype:
+            result = engine.door(a, b, None)
+            if result is not None:
+                return result
         a, b = _view(a, self.a), _view(b, self.b)
         if self.batch is not None:
             a = np.broadcast_to(a, self.batch + a.shape[-2:])
@@ -78,6 +99,8 @@ class Contraction:
             target = out if self.from_out is None else out.transpose(self.from_out)
             if target.shape != self.natural:
                 target = target.reshape(self.natural)
+        if self.kind == "multiply" and target is None and self.natural:
+            return _multiply(a, b, dtype)
         result = None
         if self.kind == "product" and a.dtype == dtype:
             result = engine.door(a, b, target)
@@ -90,12 +113,20 @@ class Contraction:
             elif self.kind == "inner":  # narrow operands, wider result
                 engine.product(a[..., None, :], b[..., None], result[..., None, None])
             else:
-                np.multiply(a, b, out=result, dtype=dtype)
+                _multiply(a, b, dtype, result)
         if out is not None:
             return out
         if self.split is not None:
             result = result.reshape(self.split)
         return result if self.to_labels is None else result.transpose(self.to_labels)
+
+
+def _multiply(
+    a: np.ndarray, b: np.ndarray, dtype: np.dtype, out: np.ndarray | None = None
+) -> np.ndarray:
+    if a.dtype == b.dtype == dtype:
+        return np.multiply(a, b, out, order="C")
+    return np.multiply(a, b, out, order="C", dtype=dtype)
 
 
 def _view(x: np.ndarray, recipe: tuple[Ints | None, Ints | None]) -> np.ndarray:
@@ -139,9 +170,9 @@ def plan(
         return Contraction(
             "multiply",
             _recipe(a_labels, a_shape, [x for x in out_labels if x in stride_a],
-                    tuple(size[x] if x in stride_a else 1 for x in out_labels)),
+                    _aligned(out_labels, stride_a, size)),
             _recipe(b_labels, b_shape, [x for x in out_labels if x in stride_b],
-                    tuple(size[x] if x in stride_b else 1 for x in out_labels)),
+                    _aligned(out_labels, stride_b, size)),
             None, out_shape, None, out_labels, out_labels,
         )  # fmt: skip
     k = (prod(sizes(depth)),)
@@ -233,6 +264,13 @@ def _recipe(
     """(permutation, shape) that bring an operand to `wanted`; None where nothing is to be done."""
     permuted = tuple(shape[labels.index(x)] for x in order)
     return _permutation(labels, tuple(order)), None if permuted == wanted else wanted
+
+
+def _aligned(labels: Labels, own: dict[int, int], size: dict[int, int]) -> Ints:
+    """The shape that broadcasts against all of `labels`: 1 for those that are not its own."""
+    shape = [size[x] if x in own else 1 for x in labels]
+    first = next((i for i, x in enumerate(labels) if x in own), len(shape))
+    return tuple(shape[first:])
 
 
 def _permutation(have: Labels, want: Labels) -> Ints | None:

@@ -12,6 +12,7 @@ from gemm import einsum_parse, einsum_plan, operands, originals
 
 _ndarray = np.ndarray
 _KEYWORDS = frozenset(("dtype", "casting", "order"))
+_NUMPYS = object()
 _MOST_LETTERS = 52  # of NumPy's einsum
 
 
@@ -38,6 +39,8 @@ def einsum(*arguments: Any, out: Any = None, optimize: Any = False, **keywords: 
                 facts.append((x.shape, x.strides, x.dtype))
             else:
                 plan = _quick_plan(subscripts, *facts)
+                if plan is _NUMPYS:
+                    return originals.einsum(subscripts, *arguments[1:])
                 if plan is not None:
                     result = plan(arguments[1:])
                     return result if plan.shape or len(facts) == 1 else result[()]
@@ -67,13 +70,14 @@ def einsum_path(*arguments: Any, optimize: Any = "greedy", einsum_call: Any = Fa
 
 
 @lru_cache(maxsize=1024)
-def _quick_plan(subscripts: str, *facts: einsum_plan.Facts) -> einsum_plan.Plan | None:
-    """The plan for a call without keywords, None where `_einsum` must look closer."""
+def _quick_plan(subscripts: str, *facts: einsum_plan.Facts) -> Any:
+    """The plan for a call without keywords; None where `_einsum` must look closer, _NUMPYS for a
+    view or sum that NumPy's einsum makes."""
     dtypes = [dtype for _, _, dtype in facts]
     if not facts or not all(map(operands.is_engine_dtype, dtypes)):
         return None
     if len(facts) == 1 and not operands.accumulates_wider(dtypes[0]):
-        return None
+        return _NUMPYS if subscripts.isascii() else None
     return einsum_plan.plan(subscripts, "auto", None, None, *facts)
 
 

@@ -83,16 +83,15 @@ class Plan:
         values: list[Any] = list(arrays)
         for position, change in self.prepare:
             values[position] = change(values[position])
-        for step in self.steps:
-            x, y = values[step.first], values[step.second]
-            values[step.first] = values[step.second] = None  # frees an intermediate early
-            if step.change_first is not None:
-                x = step.change_first(x)
-            if step.change_second is not None:
-                y = step.change_second(y)
-            values.append(
-                step.contraction(x, y, self.work, out if step is self.steps[-1] else None)
-            )
+        last = len(values) + len(self.steps) - 1
+        for first, second, change_first, change_second, recipe in self.steps:
+            x, y = values[first], values[second]
+            values[first] = values[second] = None  # frees an intermediate early
+            if change_first is not None:
+                x = change_first(x)
+            if change_second is not None:
+                y = change_second(y)
+            values.append(recipe(x, y, self.work, out if len(values) == last else None))
         result = values[-1]
         for change in self.finish:
             result = change(result)

@@ -11,13 +11,13 @@ import argparse
 import statistics
 import time
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 import gemm
 
-Call = Callable[[], object]
+Call = Callable[[], Any]
 
 
 class Pair(NamedTuple):
