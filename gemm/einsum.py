@@ -12,7 +12,6 @@ from gemm import einsum_parse, einsum_plan, operands, originals
 
 _ndarray = np.ndarray
 _KEYWORDS = frozenset(("dtype", "casting", "order"))
-_NUMPYS = object()
 _MOST_LETTERS = 52  # of NumPy's einsum
 
 
@@ -32,6 +31,8 @@ def einsum(*arguments: Any, out: Any = None, optimize: Any = False, **keywords: 
     if out is None and not keywords and (optimize is False or optimize is True):
         subscripts = arguments[0] if arguments else None
         if type(subscripts) is str:
+            if len(arguments) == 2 and _is_numpys_view(subscripts, arguments[1]):
+                return originals.einsum(subscripts, arguments[1])
             facts = []
             for x in arguments[1:]:
                 if type(x) is not _ndarray:
@@ -39,8 +40,6 @@ def einsum(*arguments: Any, out: Any = None, optimize: Any = False, **keywords: 
                 facts.append((x.shape, x.strides, x.dtype))
             else:
                 plan = _quick_plan(subscripts, *facts)
-                if plan is _NUMPYS:
-                    return originals.einsum(subscripts, *arguments[1:])
                 if plan is not None:
                     result = plan(arguments[1:])
                     return result if plan.shape or len(facts) == 1 else result[()]
@@ -70,14 +69,11 @@ def einsum_path(*arguments: Any, optimize: Any = "greedy", einsum_call: Any = Fa
 
 
 @lru_cache(maxsize=1024)
-def _quick_plan(subscripts: str, *facts: einsum_plan.Facts) -> Any:
-    """The plan for a call without keywords; None where `_einsum` must look closer, _NUMPYS for a
-    view or sum that NumPy's einsum makes."""
+def _quick_plan(subscripts: str, *facts: einsum_plan.Facts) -> einsum_plan.Plan | None:
+    """The plan for a call without keywords, None where `_einsum` must look closer."""
     dtypes = [dtype for _, _, dtype in facts]
     if not facts or not all(map(operands.is_engine_dtype, dtypes)):
         return None
-    if len(facts) == 1 and not operands.accumulates_wider(dtypes[0]):
-        return _NUMPYS if subscripts.isascii() else None
     return einsum_plan.plan(subscripts, "auto", None, None, *facts)
 
 
@@ -141,6 +137,11 @@ def _is_numpys(
         and not any(map(operands.accumulates_wider, dtypes))
         and _in_numpys_alphabet(subscripts)
     )
+
+
+def _is_numpys_view(subscripts: str, x: Any) -> bool:
+    """The short form of `_is_numpys` for one array of a common dtype."""
+    return type(x) is _ndarray and x.dtype.char in "?bhilqBHILQfdFD" and subscripts.isascii()
 
 
 def _in_numpys_alphabet(subscripts: Any) -> bool:
