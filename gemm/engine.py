@@ -63,19 +63,20 @@ def product(
         return
     if out.size == 0:
         return
-    if _turned(out, a.shape[-1]):
+    if turned(out, a.shape[-1]):
         # A real chain does not see which operand is called A.
         a, b, out = b.swapaxes(-1, -2), a.swapaxes(-1, -2), out.swapaxes(-1, -2)
     allowed = get_num_threads() if threads is None else checked(threads)
     for part in slices.of(a, b, out, allowed):
-        _piece(*part, accumulate, allowed, kernel)
+        plan, batch, rows, scratch_home = planned(*part, accumulate, allowed, kernel)
+        execute(plan, *part, batch, rows, scratch_home)
     if not kernel and a.dtype is out.dtype:
         from . import door as doorkeeper
 
         doorkeeper.seen(element_type(a.dtype), a.dtype)
 
 
-def _turned(out, k: int) -> bool:
+def turned(out, k: int) -> bool:
     """Whether to compute the transpose: its columns are adjacent, or it has the fewer rows."""
     if out.dtype.kind == "c":
         return False  # the order of a complex chain names A and B
@@ -92,7 +93,8 @@ def _layout(b, size: int) -> str:
     return "columns" if cs == size or b.shape[-1] == 1 else "rows" if rs == size else "none"
 
 
-def _piece(a, b, out, accumulate, allowed: int, kernel: str | None) -> None:
+def planned(a, b, out, accumulate, allowed: int, kernel: str | None):
+    """(plan, number of matrices, their steps, whether K blocks rest in scratch) of a product."""
     m, k = a.shape[-2:]
     n = b.shape[-1]
     batch, rows = batches(out.shape[:-2], a.strides[:-2], b.strides[:-2], out.strides[:-2])
@@ -103,7 +105,7 @@ def _piece(a, b, out, accumulate, allowed: int, kernel: str | None) -> None:
     adjacent = out.strides[-1] == out.itemsize
     plan = make_plan(ta, tb, to, acc, m, n, k, batch, scratch_home, allowed, kernel, isa, None,
                      _layout(b, b.itemsize), adjacent)  # fmt: skip
-    execute(plan, a, b, out, batch, rows, scratch_home)
+    return plan, batch, rows, scratch_home
 
 
 def _with_epilogue(a, b, out, epilogue, accumulate, alpha, beta, threads, kernel) -> None:

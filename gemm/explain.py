@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from . import door, engine, planner, slices
+from . import door, engine, slices
 from . import operands as operand_rules
 from .threads import checked, get_num_threads
 
@@ -46,67 +46,62 @@ def _times(batch: tuple[int, ...]) -> str:
 
 
 def _plan_lines(a, b, out, shape, k: int, dtype, options) -> list[str]:
-    *batch, m, n = shape
-    kernel = options.get("kernel")
-    element = engine.element_type(dtype)
-    first = engine.element_type(a.dtype) if a.dtype == b.dtype else element
-    accumulate = options.get("accumulate")
-    acc = engine.accumulator(first, element, accumulate)
-    adjacent = out is None or n == 1 or out.strides[-1] == out.itemsize
-    if not adjacent and out.strides[-2] == out.itemsize and dtype.kind != "c":
-        # Computed as the transposed product, as the engine does it.
-        m, n, adjacent = n, m, True
+    if a.dtype != b.dtype and not operand_rules.widens(a.dtype, b.dtype, dtype):
+        a, b = _like(a, dtype), _like(b, dtype)
+    x = _core(a, shape[:-2], 0)
+    y = _core(b, shape[:-2], 1)
+    target = _like(np.empty(()), dtype, shape) if out is None else out.reshape(shape)
+    if engine.turned(target, k):
+        x, y, target = y.swapaxes(-1, -2), x.swapaxes(-1, -2), target.swapaxes(-1, -2)
     threads = options.get("threads")
-    plan = engine.make_plan(
-        first, first, element, acc, m, n, k, int(np.prod(batch, dtype=int)),
-        element.name != acc.name or not adjacent,
-        get_num_threads() if threads is None else checked(threads),
-        kernel, None if kernel else os.environ.get("GEMM_ISA"),
-    )  # fmt: skip
-    spec, blocks = plan.spec, plan.blocks
-    tile = spec.tile
-    path, small = _path(a, b, out, dtype, m * n * k, options)
-    if small:
-        tile = planner.small_tile(plan.level, acc)
-        lines = [f"kernel: {plan.level}, small, tiles up to {tile.rows}x{tile.columns}, no blocks"]
-    else:
-        lines = [
-            f"kernel: {plan.level}, {spec.family}, tile {tile.rows}x{tile.columns}, "
-            f"accumulates in {acc}",
-            f"blocks: MC {blocks.mc}, KC {blocks.kc}, NC {blocks.nc}"
-            + ("" if k > blocks.kc else f" (one block of k = {k})"),
-        ]
-    lines.append(f"path: {path}")
-    if a.dtype != dtype or b.dtype != dtype:
-        lines.append(f"operands are {a.dtype} and {b.dtype}")
+    allowed = get_num_threads() if threads is None else checked(threads)
+    kernel = options.get("kernel")
+    parts = list(slices.of(x, y, target, allowed))
+    plan = engine.planned(*parts[0], options.get("accumulate"), allowed, kernel)[0]
+    tile, blocks = plan.spec.tile, plan.blocks
+    lines = [
+        f"kernel: {plan.level}, {plan.spec.family}, tile {tile.rows}x{tile.columns}, "
+        f"accumulates in {tile.dtype}"
+    ]
+    if plan.spec.family == "blocked":
+        one = "" if k > blocks.kc else f" (one block of k = {k})"
+        lines.append(f"blocks: MC {blocks.mc}, KC {blocks.kc}, NC {blocks.nc}{one}")
+    lines.append(f"path: {_path(a, b, out, dtype, shape, k, options)}")
     over_batch, over_m, over_n = plan.team
-    lines.append(
-        f"threads: {plan.workers}"
-        + (f" ({over_batch} over the batch, {over_m} over M, {over_n} over N)"
-           if plan.workers > 1 else "")
-    )  # fmt: skip
-    count = sum(1 for _ in slices.pieces(shape, k, plan.workers))
-    if count > 1:
-        lines.append(f"slices: {count}, so that an interrupt is answered between them")
-    reasons = ("so little work that packing would cost more than it saves",) if small else plan.why
-    return [*lines, *(f"why: {reason}" for reason in reasons)]
+    share = f" ({over_batch} over the batch, {over_m} over M, {over_n} over N)"
+    lines.append(f"threads: {plan.workers}{share if plan.workers > 1 else ''}")
+    if len(parts) > 1:
+        lines.append(f"slices: {len(parts)}, so that an interrupt is answered between them")
+    return [*lines, *(f"why: {reason}" for reason in plan.why)]
 
 
-def _path(a, b, out, dtype, work: int, options) -> tuple[str, bool]:
-    """The way into machine code, and whether it is that of the small kernel."""
-    if options.get("kernel") or options.get("accumulate"):
-        return "from Python (a keyword was given)", False
+def _like(x: np.ndarray, dtype, shape: tuple[int, ...] | None = None) -> np.ndarray:
+    """An array of this dtype with C-contiguous strides and no memory behind them to speak of."""
+    shape = x.shape if shape is None else shape
+    steps = [dtype.itemsize * int(np.prod(shape[i + 1 :], dtype=int)) for i in range(len(shape))]
+    return np.lib.stride_tricks.as_strided(np.empty(1, dtype), shape, steps)
+
+
+def _core(x: np.ndarray, batch: tuple[int, ...], side: int) -> np.ndarray:
+    """x with two core axes and all batch axes."""
+    if x.ndim == 1:
+        x = x[:, None] if side else x[None, :]
+    return np.broadcast_to(x, (*batch, *x.shape[-2:]))
+
+
+def _path(a, b, out, dtype, shape, k: int, options) -> str:
+    """The way into machine code."""
+    if options.get("kernel") or options.get("accumulate") or options.get("threads"):
+        return "from Python (a keyword was given)"
+    if os.environ.get("GEMM_DOOR") == "0" or os.environ.get("GEMM_ISA"):
+        return "from Python (the environment closes the door)"
     plain = all(
         type(x) is np.ndarray and x.ndim == 2 and x.dtype == dtype
         for x in (a, b, *([] if out is None else [out]))
     )
     if not plain:
-        return "from Python (not two plain matrices of one dtype)", False
-    if work > door.ALONE_WORK:
-        return "from Python (large: the way in costs nothing that shows)", False
-    if os.environ.get("GEMM_DOOR") == "0" or os.environ.get("GEMM_ISA"):
-        return "from Python (the environment closes the door)", False
-    served = "open" if door.is_open(dtype.name) else "opens after a few calls"
-    if b.strides[1] == b.itemsize and work <= planner.SMALL_WORK:
-        return f"through the door ({served}), operands unpacked", True
-    return f"through the door ({served})", False
+        return "from Python (not two plain matrices of one dtype)"
+    if shape[0] * shape[1] * k > door.ALONE_WORK:
+        return "from Python (large: the way in costs nothing that shows)"
+    state = "open" if door.is_open(dtype.name) else "which opens after a few calls"
+    return f"through the door ({state})"

@@ -1,0 +1,108 @@
+"""The micro-kernel's loop as the machine sees it: the multiply-adds, their operands, nothing else.
+
+Emitted from machine data, so every level is looked at wherever the tests run.
+"""
+
+import re
+
+import pytest
+
+from gemm.microkernels.dtypes import DTYPES, TileShape
+from gemm.microkernels.outer_product import make_outer_product
+from gemm.microkernels.selection import illegal
+from gemm.microkernels.vocabulary import tile_load, tile_store
+
+from .oracle import ALL_LEVELS, FLOATS, tile
+
+UNROLL = 4
+# One level for each vector unit: the others emit the same loop.
+NAMES = list({level.unit: name for name, level in ALL_LEVELS.items()}.values())
+FUSED = re.compile(r"^(vfn?m(add|sub)\w*|fmla)$")
+MULTIPLY, ADD = re.compile(r"^v?mulp[sd]$"), re.compile(r"^v?addp[sd]$")
+
+
+def micro_kernel(shape: TileShape):
+    """The micro-kernel on packed panels, with a tile loaded before and stored after."""
+    size = shape.dtype.size
+    step = shape.columns * size
+    compute = make_outer_product(UNROLL)
+    rows, columns = shape.rows, shape.columns
+
+    def kernel(a, b, c, k):
+        t = tile_load(shape, c, step, rows, columns)
+        t = compute(t, a, size, rows * size, b, step, columns, k)
+        tile_store(c, step, t, rows, columns)
+
+    return kernel
+
+
+def loops(assembly: str) -> list[list[str]]:
+    """The instructions of each innermost loop: from a label to a branch back to it."""
+    lines = [line.split("#")[0].split("//")[0].strip() for line in assembly.splitlines()]
+    lines = [line for line in lines if line and (not line.startswith(".") or line.endswith(":"))]
+    found = []
+    for end, line in enumerate(lines):
+        match = re.match(r"^(j\w+|b\.?\w*|cbn?z|tbn?z)\s.*?(\.L\w+)$", line)
+        if match and f"{match[2]}:" in lines[:end]:
+            body = lines[lines.index(f"{match[2]}:") + 1 : end + 1]
+            if not any(x.endswith(":") for x in body):
+                found.append(body)
+    return found
+
+
+def main_loop(level: str, dtype: str, shape: TileShape | None = None) -> list[tuple[str, str]]:
+    """(mnemonic, operands) of the unrolled loop over k."""
+    from numba.core.types import intp
+
+    from gemm.backends import compiler, values
+    from gemm.backends.cpu import kernels
+
+    shape = shape or tile(level, dtype)
+    kinds = [values.Pointer(DTYPES[dtype])] * 3 + [intp]
+    target = kernels.target_of(ALL_LEVELS[level])
+    assembly = compiler.compile_assembly(micro_kernel(shape), kinds, target)
+    longest = max(loops(assembly), key=len)
+    return [(line.split(None, 1)[0], line.partition("\t")[2] or line) for line in longest]
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("level", NAMES)
+def test_the_loop_holds_the_multiply_adds_and_no_spill(level, dtype):
+    shape = tile(level, dtype)
+    loop = main_loop(level, dtype)
+    wanted = UNROLL * shape.rows * shape.vectors
+    if ALL_LEVELS[level].fused:
+        assert sum(bool(FUSED.match(name)) for name, _ in loop) == wanted
+    else:
+        assert sum(bool(MULTIPLY.match(name)) for name, _ in loop) == wanted
+        assert sum(bool(ADD.match(name)) for name, _ in loop) == wanted
+    assert stack_traffic(loop) == []
+
+
+def stack_traffic(loop) -> list[str]:
+    return [operands for _, operands in loop if re.search(r"%rsp|%rbp|\[sp|\[x29", operands)]
+
+
+def test_a_tile_that_does_not_fit_is_seen_to_spill():
+    """The planted violation: one tile too large, and the check above bites."""
+    level = "avx2"
+    shape = TileShape(8, 2, 8, DTYPES["float32"])
+    assert "registers" in illegal(shape, ALL_LEVELS[level].unit)
+    assert stack_traffic(main_loop(level, "float32", shape))
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("level", NAMES)
+def test_the_chosen_tile_is_legal_and_covers_the_latency(level, dtype):
+    unit, shape = ALL_LEVELS[level].unit, tile(level, dtype)
+    assert illegal(shape, unit) == ""
+    assert shape.rows * shape.vectors >= unit.latency * unit.ports
+    assert shape.rows * shape.vectors + shape.vectors + unit.temporaries <= unit.registers
+
+
+def test_selection_answers_with_numbers():
+    unit = ALL_LEVELS["avx2"].unit
+    dtype = DTYPES["float64"]
+    assert "needs 19 registers, the machine has 16" in illegal(TileShape(8, 2, 4, dtype), unit)
+    assert "has 4 independent chains" in illegal(TileShape(4, 1, 4, dtype), unit)
+    assert "empty side" in illegal(TileShape(0, 1, 4, dtype), unit)
