@@ -9,7 +9,7 @@ from gemm.microkernels.dtypes import UNITS, DType, TileShape
 from . import plan as planning
 from .kernels import KernelSpec
 from .plan import Plan
-from .targets import check_level, levels, parse_kernel, tile_for, unit_of
+from .targets import accumulator, check_level, described, levels, parse_kernel, tile_for, unit_of
 
 SHARE = 10e-6  # seconds of work that pay for waking a worker
 CLOCK = 3e9
@@ -109,7 +109,7 @@ def panel_units(level: str, a: DType, b: DType, out: DType, acc: DType):
     """(units of A's panels, units of B's) for a dot-product instruction of the level, or None."""
     if level == "reference":
         level = next(iter(levels()), "")
-    known = levels()[level].units if level in levels() else frozenset()
+    known = described()[level].units if level in described() else frozenset()
     names = {a.name, b.name}
     if names == {"bfloat16"} and acc.name == "float32" and "bfloat16x2" in known:
         return UNITS["bfloat16x2"], UNITS["bfloat16x2"]
@@ -156,3 +156,15 @@ def _blocked(level, shape, named, a, b, out, acc, m, n, k, batch, scratch_home, 
     if reason:
         raise ValueError(reason)
     return Plan(level, spec, blocks, team, tuple(why))
+
+
+def specs(level: str, dtype: DType) -> list[KernelSpec]:
+    """Every kernel that plain products of one dtype may take, for making them ahead."""
+    acc = accumulator(dtype, dtype)
+    same = (level, dtype, dtype, dtype, acc)
+    plans = [
+        _direct(*same, 1, 1),
+        _skinny(*same, 1, 1, 1),
+        _blocked(level, None, None, *same[1:], 1, 1, 1, 1, False, 1, None, None),
+    ]
+    return [plan.spec for plan in plans]

@@ -61,6 +61,14 @@ def levels() -> dict:
     return {level.name: level for level in machine().levels}
 
 
+@functools.cache
+def described() -> dict:
+    """Every level the machine data describes, also those that only other machines run."""
+    from gemm.backends.machines.cpus import LEVELS
+
+    return {level.name: level for level in LEVELS}
+
+
 def default_level() -> str:
     """GEMM_ISA, or the best the machine has."""
     named = environment("GEMM_ISA")
@@ -106,13 +114,9 @@ def parse_kernel(
 def unit_of(level: str):
     """(vector unit, fused) of a level; the reference target borrows the best level's."""
     if level == "reference":
-        known = levels()
-        level = next(iter(known)) if known else ""
-        if not known:
-            from gemm.backends.machines.cpus import LEVELS
-
-            return LEVELS[-2].unit, True
-    found = levels()[level]
+        best = next(iter(levels().values()), None) or next(iter(described().values()))
+        return best.unit, True
+    found = described()[level]
     return found.unit, found.fused
 
 

@@ -11,7 +11,7 @@ import sys
 import time
 from pathlib import Path
 
-from gemm import door, engine
+from gemm import door, engine, planner
 from gemm.backends import kernel_cache
 from gemm.backends.cpu import ahead, kernels
 from gemm.backends.machines import cpus
@@ -69,7 +69,10 @@ def _kernels(level, names):
     for text, build in ahead.common(level):
         yield text, text, build, "raw"
     for name in names:
-        for spec in door.specs(level.name, DTYPES[name]):
+        dtype = DTYPES[name]
+        for spec in dict.fromkeys(
+            [*door.specs(level.name, dtype), *planner.specs(level.name, dtype)]
+        ):
             yield spec.label, repr(spec), spec.build, "table"
 
 
