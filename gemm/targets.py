@@ -132,7 +132,8 @@ def tile_for(level: str, acc: DType, shape: tuple[int, int] | None, pairs: bool 
     lanes = unit.lanes(acc)
     if rows < 1 or columns < 1 or columns % lanes:
         raise ValueError(
-            f"kernel tile {rows}x{columns}: NR must be a multiple of {lanes} lanes of {acc} on {level}"
+            f"kernel tile {rows}x{columns}: NR must be a multiple of {lanes} lanes of {acc}"
+            f" on {level}"
         )
     if pairs and columns // lanes % 2:
         raise ValueError(
