@@ -97,15 +97,14 @@ def lower_table_pointer(context, builder, sig, args):
 
 
 def lower_fill(context, builder, sig, args):
-    given, lanes = types.unliteral(sig.args[1]), sig.args[0]
-    x = context.cast(builder, args[1], sig.args[1], values.scalar(lanes.dtype))
-    assert given is not None
-    kind = lanes.llvm
-    if isinstance(x, ir.Constant) and isinstance(x.constant, int | float):
-        return splat(kind, x.constant)
-    one = builder.insert_element(ir.Constant(kind, ir.Undefined), x, ir.Constant(I32, 0))
-    zeros = ir.Constant(ir.VectorType(I32, kind.count), [0] * kind.count)
-    return builder.shuffle_vector(one, ir.Constant(kind, ir.Undefined), zeros)
+    dtype, kind = sig.args[0].dtype, sig.args[0].llvm
+    x = context.cast(builder, args[1], sig.args[1], types.unliteral(sig.args[1]))
+    x = context.cast(builder, x, types.unliteral(sig.args[1]), values.scalar(dtype.real))
+    one = builder.insert_element(ir.Constant(kind, None), x, ir.Constant(I32, 0))
+    # A real number in complex lanes: lane 1 of `one` is the imaginary zero.
+    order = [lane % dtype.components for lane in range(kind.count)]
+    mask = ir.Constant(ir.VectorType(I32, kind.count), order)
+    return builder.shuffle_vector(one, ir.Constant(kind, ir.Undefined), mask)
 
 
 def lower_ramp(context, builder, sig, args):

@@ -16,6 +16,8 @@ vectors (the second through a transposed block), the rest goes element by elemen
 
 from __future__ import annotations
 
+import functools
+
 from gemm.microkernels.dtypes import DType, TileShape
 from gemm.microkernels.vocabulary import (
     copy,
@@ -31,6 +33,7 @@ from gemm.microkernels.vocabulary import (
 )
 
 
+@functools.cache
 def make_pack(panel: int, lanes: int, source: DType, wide: DType):
     """pack(dst, src, along, across, count, k): `count` x `k` elements at src into panels at dst.
 

@@ -14,9 +14,12 @@ into addresses; unpacked operands pass theirs at run time.
 
 from __future__ import annotations
 
+import functools
+
 from .vocabulary import outer_accumulate, shift
 
 
+@functools.cache
 def make_outer_product(unroll: int = 4):
     """The micro-kernel as a function of (tile, a, row_step, a_step, b, b_step, n, k).
 

@@ -11,7 +11,7 @@ from gemm import engine, execution, operands, planner, targets, threads
 from gemm.microkernels.arithmetic import Table
 from gemm.microkernels.dtypes import DTYPES, DType, bool_, int32, int64
 
-from .contract import Bound
+from .contract import Bound, bind
 from .program import (
     FLOAT,
     MASK,
@@ -57,8 +57,8 @@ def _fit_operand(problem: _Problem, key: str, x: Any, each: int) -> np.ndarray:
         pass
     m, n = shape[-2:]
     hint = f"; a column vector has shape ({m}, 1)" if array.shape == (m,) else ""
-    if array.shape[-1:] == (3 - each) * (n // each,):
-        hint = "; the function must unpack it as a pair of columns" if each == 1 else ""
+    if array.shape[-1:] == ((3 - each) * (n // each),):
+        hint = "; the function must unpack it as a pair of columns" if each == 1 else hint
     batch = f" after batch axes {problem.batch}" if problem.batch else ""
     raise ValueError(
         f"epilogue {problem.name}: operand {key} of shape {array.shape} is no scalar, row vector "
@@ -376,7 +376,7 @@ def scaled(a, b, out, alpha, beta, *, accumulate=None, threads=None, kernel=None
 def call(x1: Any, x2: Any, out: Any, keywords: dict[str, Any]) -> Any:
     """`matmul(x1, x2, epilogue=)`: the main output, or a dict of all of them by name."""
     keywords = dict(keywords)
-    bound = keywords.pop("epilogue")
+    bound = bind(keywords.pop("epilogue"))
     options = {key: keywords.pop(key, None) for key in ("accumulate", "threads", "kernel")}
     if keywords:
         raise TypeError(f"matmul with epilogue= takes no {', '.join(sorted(keywords))}=")

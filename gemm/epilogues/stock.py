@@ -213,8 +213,14 @@ def quantise(dtype: str = "int8", rounding: str = "nearest") -> Epilogue:
 
 
 @epilogue
-def swiglu(acc_even, acc_odd, r=None):
-    """silu(gate) * up of pairs (gate, up), (M, N) -> (M, N / 2); 'pairs': the pairs themselves.
+def swiglu(acc_even, acc_odd):
+    """silu(gate) * up of pairs (gate, up): (M, N) -> (M, N / 2)."""
+    return _silu(acc_even) * acc_odd
+
+
+@epilogue
+def swiglu_saving(acc_even, acc_odd, r=None):
+    """swiglu, and 'pairs': the (gate, up) themselves, for the backward pass.
 
     r (M, 1): the scale of a deferred RMSNorm, applied to both first.
     """
@@ -228,19 +234,29 @@ def geglu(acc_even, acc_odd):
     return _gelu(acc_even) * acc_odd
 
 
-@epilogue
-def rope(acc_even, acc_odd, cos, sin, r=None, pairs=None):
-    """Pairs turned: (x cos + y sin, -x sin + y cos). cos, sin: (M, N / 2), or what broadcasts.
-
-    r (M, 1): the scale of a deferred RMSNorm, applied first; pairs: only the first `pairs` pairs
-    of each row are turned (the query and key columns). Backward: the same with -sin.
-    """
-    x, y = (acc_even, acc_odd) if r is None else (acc_even * r, acc_odd * r)
+def _turned(x, y, cos, sin, pairs):
     turned = x * cos + y * sin, y * cos - x * sin
     if pairs is None:
         return turned
     inside = column_index() < pairs
     return select(inside, turned[0], x), select(inside, turned[1], y)
+
+
+@epilogue
+def rope(acc_even, acc_odd, cos, sin, pairs=None):
+    """Pairs turned: (x cos + y sin, -x sin + y cos). cos, sin: (M, N / 2), or what broadcasts.
+
+    pairs: only the first `pairs` pairs of each row are turned (the query and key columns).
+    Backward: the same with -sin.
+    """
+    return _turned(acc_even, acc_odd, cos, sin, pairs)
+
+
+@epilogue
+def rope_saving(acc_even, acc_odd, cos, sin, r=None, pairs=None):
+    """rope, and 'pairs': what was turned. r (M, 1): the scale of a deferred RMSNorm, first."""
+    x, y = (acc_even, acc_odd) if r is None else (acc_even * r, acc_odd * r)
+    return {"out": _turned(x, y, cos, sin, pairs), "pairs": (x, y)}
 
 
 # -- normalisation, moved behind the product -----------------------------------------------------

@@ -474,7 +474,8 @@ def _trace(graph: Graph, function, arguments, keywords):
         while taken and not taken[-1][1]:
             taken.pop()
         if not taken:
-            return tuple(graph.nodes), _joined(graph, paths, 0, name)
+            joined = _joined(graph, paths, 0, name)
+            return tuple(graph.nodes), joined
         graph.plan = [answer for _, answer in taken[:-1]] + [False]
 
 

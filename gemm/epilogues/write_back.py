@@ -352,10 +352,7 @@ def _load(w: Writer, depth: int, i: int, operand: Operand, p: str) -> None:
 def _prepare_output(w: Writer, o: int, output: Output) -> None:
     slot = w.program.output_slot(o)
     dtype = output.dtype
-    if dtype.kind == "f" and output.kind == "tile":
-        narrow = dtype.bits < 32
-        dtype = dtype.widened_to(float32 if narrow else w.program.float_type)
-    elif output.kind == "tile":
+    if output.kind == "tile" and dtype.kind != "f":
         dtype = computed_as(dtype, w.program)
     kind = w.name("D", dtype)
     w.put(1, f"q{o} = table_pointer(extra, {slot}, {kind})")
@@ -376,8 +373,8 @@ def _stored(w: Writer, index: int, dtype: DType) -> str:
     """A node as lanes of the type that a store to `dtype` narrows."""
     if dtype.kind in "fc":
         value = w.as_float(index)
-        if dtype.kind == "f" and dtype.bits < 32 and w.program.float_type is not float32:
-            return f"to_float({value}, {w.name('D', float32)})"
+        if dtype.kind == "f" and dtype.computed is not w.program.float_type:
+            return f"to_float({value}, {w.name('D', dtype.computed)})"
         return value
     kind = w.kinds[index]
     if dtype.kind == "b":
