@@ -65,11 +65,10 @@ from gemm.backends.cpu.machine import machine
 level = machine().levels[0]
 kernels.entry(level, ceiling.ChainsSpec(TileShape(1, 1, level.unit.lanes(float64), float64)))
 """
+    command = [sys.executable, "-c", code]
     for value, expected in (("1", True), ("0", False), ("", False)):
         environment = {**os.environ, "GEMM_VERBOSE": value, "GEMM_CACHE_DIR": str(tmp_path / value)}
-        done = subprocess.run(
-            [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
-        )  # fmt: skip
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
         assert ("gemm: compiled ceiling float64 for" in done.stderr) == expected
         assert (" s\n" in done.stderr) == expected
 
