@@ -39,7 +39,6 @@ from gemm.microkernels.vocabulary import (
 from .batch import offset
 from .epilogues.write_back import make_write_back
 from .grouping import flips, make_pack_groups
-from .epilogues.write_back import make_write_back
 from .packing import make_pack
 
 
