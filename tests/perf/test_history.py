@@ -32,11 +32,11 @@ def test_configuration_points_at_the_suite():
     assert configuration["repo"] == "." and configuration["branches"] == ["main"]
 
 
-def test_benchmarks_run_against_whatever_gemm_is_installed(checkout):
+def test_benchmarks_run_against_whatever_gemm_is_installed(checkout, tmp_path):
     """The stand-in lacks convolution and epilogues: n/a there, as in an old revision."""
     done = subprocess.run(
         [sys.executable, "-c", RUN.format(perf=str(ROOT / "perf"))],
-        env={**os.environ, "PYTHONPATH": str(checkout[0])}, capture_output=True, text=True,
+        env={**os.environ, "PYTHONPATH": str(checkout[0])}, capture_output=True, text=True, cwd=tmp_path,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     missing, figures = done.stdout.splitlines()
