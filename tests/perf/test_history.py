@@ -36,8 +36,11 @@ def test_benchmarks_run_against_whatever_gemm_is_installed(checkout, tmp_path):
     """The stand-in lacks convolution and epilogues: n/a there, as in an old revision."""
     done = subprocess.run(
         [sys.executable, "-c", RUN.format(perf=str(ROOT / "perf"))],
-        env={**os.environ, "PYTHONPATH": str(checkout[0])}, capture_output=True, text=True, cwd=tmp_path,
-    )  # fmt: skip
+        env={**os.environ, "PYTHONPATH": str(checkout[0])},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
     assert done.returncode == 0, done.stderr
     missing, figures = done.stdout.splitlines()
     count, seconds = figures.split()
