@@ -42,14 +42,18 @@ def is_open(name: str) -> bool:
     return name in _served
 
 
-def seen(dtype: DType, np_dtype: np.dtype) -> None:
-    """Told of each product that took the Python path; opens the door when it is time."""
+def seen(dtype: DType, np_dtype: np.dtype) -> bool:
+    """Told of each product that took the Python path; opens the door when it is time.
+
+    Returns whether there is nothing more to tell about this dtype.
+    """
     name = dtype.name
     if name in _served or np_dtype.num >= 24 or os.environ.get("GEMM_ISA"):
-        return
+        return True
     _calls[name] = _calls.get(name, 0) + 1
     if _calls[name] == 1 or _calls[name] == PATIENCE:
         _serve(dtype, np_dtype, compile_missing=_calls[name] == PATIENCE)
+    return name in _served or _calls[name] >= PATIENCE
 
 
 def _serve(dtype: DType, np_dtype: np.dtype, compile_missing: bool) -> None:
@@ -63,9 +67,7 @@ def _serve(dtype: DType, np_dtype: np.dtype, compile_missing: bool) -> None:
     level = engine.levels()[level_name]
     small, blocked = specs(level_name, dtype)
     texts = ["door", repr(small), repr(blocked)]
-    if not compile_missing and not all(
-        kernels.stored(level, text) is not None for text in texts
-    ):
+    if not compile_missing and not all(kernels.stored(level, text) is not None for text in texts):
         return
     if _door is None:
         if _tried:

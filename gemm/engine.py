@@ -9,10 +9,11 @@ import numpy as np
 
 from . import slices
 from .execution import batches, execute
-from .planner import SKINNY_ROWS, SMALL_WORK, grain, make_plan
+from .planner import SKINNY_ROWS, SMALL_WORK, grain, inner_plan, make_plan
 from .targets import (
     accumulator,
     check_level,
+    computed_dtypes,
     default_level,
     element_type,
     environment,
@@ -67,13 +68,20 @@ def product(
         # A real chain does not see which operand is called A.
         a, b, out = b.swapaxes(-1, -2), a.swapaxes(-1, -2), out.swapaxes(-1, -2)
     allowed = get_num_threads() if threads is None else checked(threads)
-    for part in slices.of(a, b, out, allowed):
+    parts = ((a, b, out),)
+    if out.size * a.shape[-1] > slices.LONG * allowed:
+        parts = slices.of(a, b, out, allowed)
+    for part in parts:
         plan, batch, rows, scratch_home = planned(*part, accumulate, allowed, kernel)
         execute(plan, *part, batch, rows, scratch_home)
-    if not kernel and a.dtype is out.dtype:
+    if not kernel and a.dtype is out.dtype and a.dtype not in _through_the_door:
         from . import door as doorkeeper
 
-        doorkeeper.seen(element_type(a.dtype), a.dtype)
+        if doorkeeper.seen(element_type(a.dtype), a.dtype):
+            _through_the_door.add(a.dtype)
+
+
+_through_the_door: set[np.dtype] = set()
 
 
 def turned(out, k: int) -> bool:
@@ -118,11 +126,57 @@ def _with_epilogue(a, b, out, epilogue, accumulate, alpha, beta, threads, kernel
           common=out.dtype)  # fmt: skip
 
 
-def inner(x, y, out, *, conjugate=False) -> None:
-    """x, y (*batch, K) -> out (*batch,): one inner product each."""
-    if conjugate:
-        x = np.conj(x)
-    product(x[..., None, :], y[..., :, None], out[..., None, None])
+def inner(x, y, out, *, conjugate=False, accumulate=None, threads=None, kernel=None) -> None:
+    """x, y (*batch, K) -> out (*batch,): one inner product each, as gemm/inner.py adds them.
+
+    conjugate: of x. Complex products are four real ones, each in that order.
+    """
+    if out.size == 0:
+        return
+    if out.dtype.kind == "c":
+        options = {"accumulate": None, "threads": threads, "kernel": kernel}
+        parts = [np.empty(out.shape, out.real.dtype) for _ in range(4)]
+        pairs = ((x.real, y.real), (x.imag, y.imag), (x.real, y.imag), (x.imag, y.real))
+        for (u, v), part in zip(pairs, parts, strict=True):
+            inner(u, v, part, **options)
+        rr, ii, ri, ir = parts
+        with np.errstate(all="ignore"):
+            out.real = rr + ii if conjugate else rr - ii
+            out.imag = ri - ir if conjugate else ri + ir
+        return
+    allowed = get_num_threads() if threads is None else checked(threads)
+    batch, rows = batches(out.shape, x.strides[:-1], y.strides[:-1], out.strides)
+    ta, tb, to = element_type(x.dtype), element_type(y.dtype), element_type(out.dtype)
+    acc = accumulator(ta, to, accumulate)
+    isa = None if kernel else environment("GEMM_ISA")
+    plan = inner_plan(ta, tb, to, acc, batch, x.shape[-1], allowed, kernel, isa)
+    execute(plan, x[..., None, :], y[..., :, None], out[..., None, None], batch, rows, False)
+
+
+def plain(x1, x2, out):
+    """x1 @ x2 of two plain matrices of one native dtype, into `out` or a new array, or None.
+
+    What the door leaves to Python, without the long way through NumPy's semantics.
+    """
+    if type(x1) is not np.ndarray or type(x2) is not np.ndarray or x1.ndim != 2 or x2.ndim != 2:
+        return None
+    dtype = x1.dtype
+    shape = (x1.shape[0], x2.shape[1])
+    if dtype is not x2.dtype or x1.shape[1] != x2.shape[0] or dtype not in computed_dtypes:
+        return None
+    if out is None:
+        out = np.empty(shape, dtype)
+    elif (
+        type(out) is not np.ndarray
+        or out.dtype is not dtype
+        or out.shape != shape
+        or not out.flags.writeable
+        or np.may_share_memory(out, x1)
+        or np.may_share_memory(out, x2)
+    ):
+        return None
+    product(x1, x2, out)
+    return out
 
 
 def door(x1, x2, out):

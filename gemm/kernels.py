@@ -53,6 +53,10 @@ class KernelSpec:
             from .skinny import make_skinny
 
             function = make_skinny(tile, a, b, out)
+        elif self.family == "inner":
+            from .inner import make_inner
+
+            function = make_inner(tile, a, b, out)
         elif self.family == "small":
             from .small import make_small
 

@@ -36,6 +36,9 @@ def matmul(x1: Any, x2: Any, /, out: Any = None, **keywords: Any) -> Any:
         result = engine.door(x1, x2, out)
         if result is not None:
             return result
+        result = engine.plain(x1, x2, out)
+        if result is not None:
+            return result
     if keywords.get("epilogue") is not None:
         from gemm.epilogues.run import call
 

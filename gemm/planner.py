@@ -88,6 +88,23 @@ def _direct(level, a, b, out, acc, batch, threads) -> Plan:
     return Plan(level, spec, blocks, (max(1, min(threads, batch)), 1, 1), why)
 
 
+@functools.lru_cache(maxsize=256)
+def inner_plan(a: DType, b: DType, out: DType, acc: DType, batch: int, k: int, threads: int,
+               kernel: str | None, isa: str | None) -> Plan:  # fmt: skip
+    """The plan of `batch` inner products of length k."""
+    from .inner import CHAINS
+
+    level, _, _ = parse_kernel(kernel)
+    if kernel is None and isa:
+        level = check_level(isa, "GEMM_ISA")
+    tile = TileShape(1, 1, CHAINS, acc)
+    # A share of a memory-bound sum does less work for its time.
+    threads = max(1, min(batch, workers_for(level, acc, batch * k // 8, threads)))
+    why = (f"1-D operands: {CHAINS} chains over k, added in a fixed order",)
+    blocks = planning.Blocks(1, 1, tile.columns, 1)
+    return Plan(level, KernelSpec("inner", tile, a, b, out), blocks, (threads, 1, 1), why)
+
+
 def _skinny(level, a, b, out, acc, m, n, threads) -> Plan:
     from .skinny import DEPTH, WIDTH
 

@@ -11,18 +11,18 @@ from gemm.microkernels import dtypes
 from gemm.microkernels.dtypes import DType
 from gemm.microkernels.selection import select_tile
 
-_DTYPES: dict[np.dtype, DType] = {}
+computed_dtypes: dict[np.dtype, DType] = {}  # those met so far
 
 
 def element_type(dtype: np.dtype) -> DType:
     """The kernels' name for a NumPy dtype; TypeError for one they do not compute."""
-    found = _DTYPES.get(dtype)
+    found = computed_dtypes.get(dtype)
     if found is None:
         found = dtypes.DTYPES.get(dtype.name)
         if found is None or not dtype.isnative:
             names = ", ".join(dtypes.DTYPES)
             raise TypeError(f"gemm computes {names} in native byte order, not {dtype!r}")
-        _DTYPES[dtype] = found
+        computed_dtypes[dtype] = found
     return found
 
 

@@ -86,11 +86,13 @@ def _architecture() -> str:
 
 def _facts() -> tuple[str, frozenset[str]]:
     """(model name, feature flags as Linux spells them)."""
-    name, flags = platform.processor() or platform.machine(), frozenset()
+    name, flags, vendor = platform.processor() or platform.machine(), frozenset(), ""
     for line in _read(Path("/proc/cpuinfo")).splitlines():
         key, _, value = line.partition(":")
         key = key.strip().lower()
-        if key == "model name":
+        if key == "vendor_id":
+            vendor = value.strip()
+        elif key == "model name":
             name = value.strip()
         elif key in ("flags", "features"):
             flags = frozenset(value.split())
@@ -103,6 +105,10 @@ def _facts() -> tuple[str, frozenset[str]]:
         flags |= {"avx512_vnni"} if "avx512vnni" in flags else set()
         flags |= {"avx512_bf16"} if "avx512bf16" in flags else set()
         flags |= {"asimd"} if "neon" in flags else set()
+    if vendor == "AuthenticAMD" and "avx512_bf16" in flags:
+        # Elsewhere the vector form of the bfloat16 pair instruction is microcode, slower than
+        # widening to float32 (docs/facts.md).
+        flags |= {"fast_bf16_pairs"}
     return name, flags
 
 

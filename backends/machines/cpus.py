@@ -38,7 +38,7 @@ LEVELS = (
         "x86_64",
         "skylake-avx512",
         _AVX512 + ",+avx512vnni,+avx512bf16",
-        _flags(_AVX512_FLAGS + " avx512_vnni avx512_bf16"),
+        _flags(_AVX512_FLAGS + " avx512_vnni avx512_bf16 fast_bf16_pairs"),
         VectorUnit(registers=32, bytes=64, latency=4, ports=2),
         units=_flags("int16x2 int8x4 bfloat16x2"),
     ),
