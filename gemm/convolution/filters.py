@@ -96,8 +96,8 @@ def cached(owner: Any, w: np.ndarray, groups: int) -> np.ndarray:
     """`matrix` of ``w``, arranged once for as long as ``owner`` lives and its values stay.
 
     ``owner`` is what holds the filters, a tensor or an array. A digest of the values, read at
-    memory speed, finds every change in place, those that no version counter sees included. Filters that
-    need no rearranging, or that lie scattered in memory, are not kept.
+    memory speed, finds every change in place, those that no version counter sees included. Filters
+    that need no rearranging, or that lie scattered in memory, are not kept.
     """
     rows = np.moveaxis(w, 1, -1)
     values = w.ravel(order="K")

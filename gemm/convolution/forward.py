@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -22,42 +22,9 @@ import numpy as np
 from gemm import engine
 from gemm.convolution import gather, im2col
 from gemm.convolution.geometry import Axis, pointwise
+from gemm.convolution.write_back import WriteBack
 
 ALGORITHMS = ("auto", "im2col", "implicit", "indirect", "direct")
-
-
-@dataclass(frozen=True)
-class Addend:
-    """What is added to the product before it is rounded to the output: bias and zero points.
-
-    With zero points the product wanted is the sum of (x - x_zero) * (w - w_zero); it is written as
-    four sums, the first of which is the plain integer product. ``bias`` and ``w_zero`` are (groups,
-    filters).
-    """
-
-    bias: np.ndarray | None = None
-    x_zero: int = 0
-    w_zero: np.ndarray | None = None
-
-    def __bool__(self) -> bool:
-        return self.bias is not None or self.x_zero != 0 or self.w_zero is not None
-
-    def store(self, rows: np.ndarray, matrix: np.ndarray, out: np.ndarray) -> None:
-        """Fill ``out`` (groups, *pixels, filters) with the addend of ``rows`` (groups, *pixels,
-        K).
-        """
-        groups, filters = matrix.shape[0], matrix.shape[2]
-        middle = (1,) * (out.ndim - 2)
-
-        def spread(values: np.ndarray) -> np.ndarray:
-            return values.reshape(groups, *middle, filters)
-
-        out[...] = 0 if self.bias is None else spread(self.bias)
-        if self.x_zero:
-            out -= spread(self.x_zero * matrix.sum(1, dtype=np.int32))
-        if self.w_zero is not None:
-            sums = rows.sum(-1, dtype=np.int32) - np.int32(self.x_zero * rows.shape[-1])
-            out -= sums[..., None] * spread(self.w_zero)
 
 
 def check_algorithm(name: str, algorithm: str, direct: bool) -> None:
@@ -78,8 +45,7 @@ def convolve(
     *,
     algorithm: str,
     dtype: np.dtype,
-    addend: Addend,
-    epilogue: Any = None,
+    write_back: WriteBack,
     threads: int | None = None,
 ) -> None:
     """Convolve ``source`` with ``matrix`` into ``out``; the three are views of the forms named
@@ -88,7 +54,9 @@ def convolve(
     if out.size == 0:
         return
     target = np.moveaxis(out.swapaxes(0, 1), 2, -1)  # (groups, N, *outputs, filters)
-    options: dict[str, Any] = {"epilogue": epilogue, "threads": threads}
+    if write_back.program is not None and write_back.has_zeros:
+        source, matrix, dtype = _without_zeros(source, matrix, write_back)
+        write_back = replace(write_back, x_zero=0, w_zero=None)
     if algorithm == "auto":
         algorithm = choose(source, axes, dtype)
     if algorithm == "direct" and pointwise(axes):
@@ -99,18 +67,29 @@ def convolve(
             )
         ]
         rows = np.moveaxis(picked.swapaxes(0, 1), 2, -1).astype(dtype, copy=False)
-        _multiply(rows, matrix, target, addend, options)
+        _multiply(rows, matrix, target, write_back, threads)
         return
     if algorithm == "im2col":
-        rows = im2col.rows(source, axes, dtype, addend.x_zero)
-        _multiply(_joined(rows, len(axes)), matrix, target, addend, options)
+        rows = im2col.rows(source, axes, dtype, write_back.x_zero)
+        _multiply(_joined(rows, len(axes)), matrix, target, write_back, threads)
         return
     find = gather.by_table if algorithm == "indirect" else gather.by_arithmetic
     counts = (source.shape[0], *(a.count for a in axes))
     row_bytes = matrix.shape[0] * matrix.shape[1] * dtype.itemsize
     for block in gather.blocks(counts, row_bytes):
-        rows = find(source, axes, block, dtype, addend.x_zero)
-        _multiply(_joined(rows, len(axes)), matrix, target[(slice(None), *block)], addend, options)
+        rows = _joined(find(source, axes, block, dtype, write_back.x_zero), len(axes))
+        _multiply(rows, matrix, target[(slice(None), *block)], write_back.at(block), threads)
+
+
+def _without_zeros(
+    source: np.ndarray, matrix: np.ndarray, write_back: WriteBack
+) -> tuple[np.ndarray, np.ndarray, np.dtype]:
+    """Operands with their zero points subtracted, in int16, for an epilogue of the whole sum."""
+    source = source.astype(np.int16) - np.int16(write_back.x_zero)
+    matrix = matrix.astype(np.int16)
+    if write_back.w_zero is not None:
+        matrix -= write_back.w_zero[:, None].astype(np.int16)
+    return source, matrix, source.dtype
 
 
 def choose(source: np.ndarray, axes: tuple[Axis, ...], dtype: np.dtype) -> str:
@@ -136,27 +115,32 @@ def _multiply(
     rows: np.ndarray,
     matrix: np.ndarray,
     target: np.ndarray,
-    addend: Addend,
-    options: dict[str, Any],
+    write_back: WriteBack,
+    threads: int | None,
 ) -> None:
-    """target (groups, *pixels, filters) = rows (groups, *pixels, K) @ matrix (groups, K, filters) +
-    addend.
+    """target (groups, *pixels, filters) = rows (groups, *pixels, K) @ matrix (groups, K, filters),
+    through the write-back.
 
-    As many trailing pixel axes as both arrays allow become M; the others are batch axes of the
-    product.
+    As many trailing pixel axes as the arrays allow become M; the others are batch axes.
     """
-    if addend:
-        addend.store(rows, matrix, target)
+    options: dict[str, Any] = {"threads": threads}
     pixels = target.shape[1:-1]
+    arrays = (rows, target, *write_back.tiles.values())
     first = 0
-    while not all(_mergeable(pixels, a.strides[1:-1], first) for a in (rows, target)):
+    while not all(_mergeable(pixels, a.strides[1:-1], first) for a in arrays):
         first += 1
+    if write_back.has_zeros:
+        write_back.fill(rows, matrix, target)
+        options["beta"] = 1
+    else:
+        tiles = {name: _merged(tile, first) for name, tile in write_back.tiles.items()}
+        options["epilogue"] = write_back.bound(first + 1, tiles)
+        if options["epilogue"] is not None and rows.dtype.kind in "iu":
+            options["accumulate"] = np.int32 if rows.dtype.itemsize < 4 else None
     batch = (matrix.shape[0], *pixels[:first])
     b = matrix.reshape(batch[0], *(1,) * first, *matrix.shape[1:])
     b = np.broadcast_to(b, (*batch, *matrix.shape[1:]))
-    engine.product(
-        _merged(rows, first), b, _merged(target, first), beta=1 if addend else 0, **options
-    )
+    engine.product(_merged(rows, first), b, _merged(target, first), **options)
 
 
 def _mergeable(shape: Sequence[int], strides: Sequence[int], first: int) -> bool:

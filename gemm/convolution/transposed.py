@@ -11,6 +11,7 @@ import numpy as np
 
 from gemm.convolution import filters, forward
 from gemm.convolution.geometry import Geometry
+from gemm.convolution.write_back import WriteBack
 
 
 def convolve(
@@ -22,12 +23,11 @@ def convolve(
     groups: int,
     algorithm: str,
     dtypes: tuple[np.dtype, np.dtype],
-    addend: forward.Addend,
-    epilogue: object = None,
+    write_back: WriteBack,
     threads: int | None = None,
 ) -> None:
     """Write into ``out`` (N, groups, I, *geometry.input) what ``source`` (N, groups, O / groups,
-    *geometry.output) and filters (O, I, *kernel) give; the views and ``addend`` are those of
+    *geometry.output) and filters (O, I, *kernel) give; the views and ``write_back`` are those of
     `forward.convolve`.
     """
     for phase in geometry.phases():
@@ -38,7 +38,6 @@ def convolve(
             out[(slice(None),) * 3 + phase.positions],
             algorithm=algorithm,
             dtype=dtypes[0],
-            addend=addend,
-            epilogue=epilogue,
+            write_back=write_back.at((slice(None), *phase.positions)),
             threads=threads,
         )

@@ -15,6 +15,7 @@ from torch import Tensor
 from gemm import engine
 from gemm.convolution import filters, forward, gradients, transposed
 from gemm.convolution.geometry import Geometry
+from gemm.convolution.write_back import WriteBack
 from gemm.torch.arrays import array, result_format
 
 
@@ -38,8 +39,8 @@ def _grouped(tensor: Tensor, groups: int, axis: int = 1):
     return values.reshape(*shape[:axis], groups, shape[axis] // groups, *shape[axis + 1 :])
 
 
-def _addend(bias: Tensor | None, groups: int) -> forward.Addend:
-    return forward.Addend(None if bias is None else array(bias).reshape(groups, -1))
+def _write_back(bias: Tensor | None, groups: int) -> WriteBack:
+    return WriteBack(None if bias is None else array(bias).reshape(groups, -1))
 
 
 @torch.library.custom_op("gemm::conv", mutates_args=(), device_types="cpu")
@@ -65,7 +66,7 @@ def conv(
         _grouped(y, groups),
         algorithm="auto",
         dtype=array(x).dtype,
-        addend=_addend(bias, groups),
+        write_back=_write_back(bias, groups),
     )
     return y
 
@@ -98,7 +99,7 @@ def conv_input(
         groups=groups,
         algorithm="auto",
         dtypes=(dtype, dtype),
-        addend=_addend(bias, groups),
+        write_back=_write_back(bias, groups),
     )
     return x
 

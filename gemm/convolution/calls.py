@@ -1,0 +1,136 @@
+"""What the public functions share: views by group, write-backs, the transposed run, names."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from gemm.convolution import forward, geometry, layouts, operands, transposed
+from gemm.convolution.write_back import WriteBack, of_epilogue
+
+Function = Callable[..., np.ndarray]
+
+
+def grouped(array: np.ndarray, groups: int, axis: int = 1) -> np.ndarray:
+    """Split an axis into (groups, extent / groups), a view."""
+    head, extent, tail = array.shape[:axis], array.shape[axis], array.shape[axis + 1 :]
+    return array.reshape(*head, groups, extent // groups, *tail)
+
+
+def write_back_of(
+    name: str,
+    epilogue: Any,
+    shape: tuple[int, ...],
+    order: tuple[int, ...],
+    bias: np.ndarray | None,
+    x_zero_point: Any,
+    w_zero_point: Any,
+    dtypes: tuple[np.dtype, np.dtype, np.dtype],
+    groups: int,
+) -> WriteBack:
+    """Bias, zero points and epilogue, checked and spread over groups."""
+    count = shape[1]
+    if bias is not None:
+        bias = operands.array(name, "bias", bias)
+        operands.check_bias(name, bias, count)
+        bias = bias.reshape(groups, -1)
+    if epilogue is None:
+        write_back = WriteBack(bias)
+    else:
+        write_back = of_epilogue(name, epilogue, bias, shape, order, groups)
+    if x_zero_point is None and w_zero_point is None:
+        return write_back
+    if dtypes[2] != np.int32:
+        raise TypeError(
+            f"{name}: zero points need int8 or uint8 operands, got {dtypes[0]} and {dtypes[1]}"
+        )
+    points = []
+    for what, value, dtype in (
+        ("x_zero_point", x_zero_point, dtypes[0]),
+        ("w_zero_point", w_zero_point, dtypes[1]),
+    ):
+        value = np.asarray(0 if value is None else value)
+        limits = np.iinfo(dtype)
+        if value.dtype.kind not in "iu":
+            raise TypeError(f"{name}: {what} must be integers, got dtype {value.dtype}")
+        if value.size and not (limits.min <= value.min() and value.max() <= limits.max):
+            raise ValueError(f"{name}: {what} does not fit in {dtype}: {value!r}")
+        points.append(value.astype(np.int32))
+    if points[0].size != 1:
+        raise ValueError(f"{name}: x_zero_point must be one number, got shape {points[0].shape}")
+    if points[1].size not in (1, count):
+        raise ValueError(
+            f"{name}: w_zero_point must be one number or {count}, got shape {points[1].shape}"
+        )
+    w_zero = np.broadcast_to(points[1].reshape(-1), (count,)).reshape(groups, -1)
+    return replace(
+        write_back, x_zero=int(points[0].item()), w_zero=w_zero if w_zero.any() else None
+    )
+
+
+def operand_pair(
+    name: str, what: str, x: np.ndarray, w: np.ndarray, layout: layouts.Layout, rank: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, layouts.Layouts]:
+    """The two arrays that a transposed convolution reads, and their views channels first."""
+    x, w = operands.array(name, what, x), operands.array(name, "w", w)
+    operands.check_rank(name, what, x, rank + 2)
+    operands.check_rank(name, "w", w, rank + 2)
+    order = layouts.parse(name, layout, rank)
+    return x, layouts.view(x, order.input), w, layouts.view(w, order.filter), order
+
+
+def collect(
+    name: str,
+    x: np.ndarray,
+    source: np.ndarray,
+    w: np.ndarray,
+    taken: np.ndarray,
+    shape: geometry.Geometry,
+    bias: np.ndarray | None,
+    groups: int,
+    order: layouts.Layouts,
+    epilogue: Any,
+    algorithm: str,
+    out: np.ndarray | None,
+    threads: int | None,
+) -> np.ndarray:
+    """Run a transposed convolution from ``source`` to (N, I * groups, *shape.input)."""
+    forward.check_algorithm(name, algorithm, shape.pointwise)
+    dtypes = operands.result_dtypes(name, x.dtype, w.dtype)
+    count = taken.shape[1] * groups
+    whole = (len(source), count, *shape.input)
+    write_back = write_back_of(
+        name, epilogue, whole, order.output, bias, None, None, dtypes, groups
+    )
+    result, target = operands.output(
+        name,
+        out,
+        layouts.stored(whole, order.output),
+        write_back.dtype or dtypes[2],
+        x,
+        w,
+        any_dtype=epilogue is not None,
+    )
+    transposed.convolve(
+        grouped(source, groups),
+        taken,
+        shape,
+        grouped(layouts.view(target, order.output), groups),
+        groups=groups,
+        algorithm=algorithm,
+        dtypes=dtypes[:2],
+        write_back=write_back,
+        threads=threads,
+    )
+    if result is not target:
+        result[...] = target
+    return result
+
+
+def named(function: Function, name: str, doc: str) -> Function:
+    function.__name__ = function.__qualname__ = name
+    function.__doc__ = doc
+    return function
