@@ -16,7 +16,7 @@ from gemm.microkernels.dtypes import DTYPES, DType, TileShape, int64
 from gemm.microkernels.selection import VectorUnit
 from gemm.microkernels.vocabulary import (
     load_lanes,
-    recast,
+    outer_accumulate,
     shift,
     tile_load,
     tile_multiply_add,
@@ -30,24 +30,36 @@ from .machines.cpus import CPULevel
 UNROLL = 4
 
 
-def make_chains(shape: TileShape):
+def make_chains(shape: TileShape, fused: bool):
     """chains(data, steps): `steps` x UNROLL multiply-adds on every element of a tile at `data`.
 
     data: the tile, then one vector of factors, then one of summands; the tile is written back.
+    Where the target fuses, t += x * y with everything but t held still; elsewhere that product
+    would be computed once for all steps, so there t = t * x + y.
     """
     dtype = shape.dtype
     row = shape.columns * dtype.size
     lanes, rows = shape.lanes, shape.rows
 
-    def chains(data, steps):
+    def accumulated(data, steps):
+        t = tile_load(shape, data, row, rows, lanes)
+        x = shift(data, rows * row)
+        y = shift(data, (rows + 1) * row)
+        for _ in range(steps):
+            for _ in range(UNROLL):
+                t = outer_accumulate(t, x, 0, y, lanes)
+        tile_store(data, row, t, rows, lanes)
+
+    def scaled(data, steps):
         t = tile_load(shape, data, row, rows, lanes)
         x = load_lanes(shift(data, rows * row), lanes, lanes)
         y = load_lanes(shift(data, (rows + 1) * row), lanes, lanes)
         for _ in range(steps):
             for _ in range(UNROLL):
                 t = tile_multiply_add(t, x, y)
-        tile_store(recast(data, dtype), row, t, rows, lanes)
+        tile_store(data, row, t, rows, lanes)
 
+    chains = accumulated if fused else scaled
     chains.label = f"ceiling {dtype}"  # type: ignore[attr-defined]
     return chains
 
@@ -57,9 +69,10 @@ class ChainsSpec:
     """The ceiling loop as a kernel of the cache."""
 
     tile: TileShape
+    fused: bool
 
     def build(self):
-        return make_chains(self.tile), (self.tile.dtype, "integer")
+        return make_chains(self.tile, self.fused), (self.tile.dtype, "integer")
 
 
 def chains_of(unit: VectorUnit, dtype: DType) -> TileShape:
@@ -81,8 +94,9 @@ def fma_rate(
     kind = DTYPES[dtype].computed.real
     if kind.kind != "f":
         raise ValueError(f"{dtype}: the ceiling is measured for floating-point types")
-    spec = ChainsSpec(chains_of(_level(level).unit, kind))
-    entry = kernels.entry(_level(level), spec)
+    found = _level(level)
+    spec = ChainsSpec(chains_of(found.unit, kind), found.fused)
+    entry = kernels.entry(found, spec)
     works = [_Work(entry, spec.tile) for _ in range(threads)]
     steps = 1 << 12
     while works[0].run(steps) < seconds and steps < 1 << 34:

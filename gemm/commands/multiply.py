@@ -106,7 +106,7 @@ def _result(options, a: np.ndarray, b: np.ndarray) -> tuple[tuple[int, ...], np.
     """Shape and dtype of the product, or why there is none."""
     shapes = f"{options.a} {a.shape} and {options.b} {b.shape}"
     for name, x in ((options.a, a), (options.b, b)):
-        if x.dtype.kind == "V":
+        if x.dtype.kind == "V" and not operands.is_extended(x.dtype):
             raise BadInput(f"{name} stores raw bytes ({x.dtype}): name their type with --dtype")
     try:
         dtype = operands.common_dtype(a.dtype, b.dtype)

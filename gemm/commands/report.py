@@ -197,17 +197,23 @@ def _check(dtype: DType, a, b, out) -> tuple[bool, str]:
     accumulator = np.finfo(np.float64 if dtype.bits // dtype.components == 64 else np.float32)
     # The chain's error, that of the reference, and one rounding to the output.
     bound = 2 * a.shape[1] * accumulator.eps * size
-    bound += _rounding(dtype) * (abs(expected) + bound)
+    bound += _rounding(dtype, abs(expected) + bound)
     error = abs(out.astype(wide) - expected) / bound
     worst = float(np.max(np.where(np.isnan(error), np.inf, error)))
     good = worst <= 1
     return good, f"within {worst:.3f} of the bound" if good else f"WRONG: {worst:.3g} x the bound"
 
 
-def _rounding(dtype: DType) -> float:
-    """Relative size of one unit in the last place of the stored type."""
-    bits = {"float16": 10, "bfloat16": 7, "float8_e4m3fn": 3, "float8_e5m2": 2}
-    return 2.0 ** -bits.get(dtype.name, 23)
+# Stored type -> (bits of its fraction, exponent of its smallest subnormal).
+NARROW = {
+    "float16": (10, -24), "bfloat16": (7, -133), "float8_e4m3fn": (3, -9), "float8_e5m2": (2, -16),
+}  # fmt: skip
+
+
+def _rounding(dtype: DType, size: np.ndarray) -> np.ndarray:
+    """What the one rounding to the stored type may add to results of this size."""
+    fraction, smallest = NARROW.get(dtype.name, (23, -149))
+    return np.maximum(2.0**-fraction * size, 2.0**smallest)
 
 
 __all__ = ["add_options", "run"]

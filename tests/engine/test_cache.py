@@ -37,7 +37,8 @@ level = machine().levels[0]
 lanes = level.unit.lanes(float64)
 data = np.full((3, lanes), 2.0)
 table = np.array([data.ctypes.data, 3], np.int64)
-kernels.entry(level, ceiling.ChainsSpec(TileShape(1, 1, lanes, float64)))(table.ctypes.data, 0)
+spec = ceiling.ChainsSpec(TileShape(1, 1, lanes, float64), False)
+kernels.entry(level, spec)(table.ctypes.data, 0)
 ok = (data[0] == 2**14 - 2).all()
 print(ok, len(kernels.compiled), "numba" in sys.modules, "llvmlite" in sys.modules)
 """
@@ -314,7 +315,7 @@ def _smallest(cache):
     """(level, text, object) of the kernel in the folder `cache`."""
     level = machine().levels[0]
     shape = TileShape(1, 1, level.unit.lanes(float64), float64)
-    text = repr(ceiling.ChainsSpec(shape))
+    text = repr(ceiling.ChainsSpec(shape, False))
     data = kernel_cache.get(kernels.key_of(level, text), cache)
     assert data is not None
     return level, text, data

@@ -24,7 +24,7 @@ def test_the_loop_is_multiply_adds_and_nothing_else(level, dtype):
     from .test_assembly import FUSED, loops
 
     shape = ceiling.chains_of(ALL_LEVELS[level].unit, DTYPES[dtype])
-    function = ceiling.make_chains(shape)
+    function = ceiling.make_chains(shape, True)
     target = kernels.target_of(ALL_LEVELS[level])
     assembly = compiler.compile_assembly(function, [values.Pointer(DTYPES[dtype]), intp], target)
     loop = [line.split()[0] for line in max(loops(assembly), key=len)]
@@ -34,15 +34,17 @@ def test_the_loop_is_multiply_adds_and_nothing_else(level, dtype):
     assert not re.search(r"call|\bbl\b", " ".join(others))
 
 
-def test_the_loop_in_plain_python():
+@pytest.mark.parametrize("fused", [True, False])
+def test_the_loop_in_plain_python(fused):
     shape = ceiling.chains_of(ALL_LEVELS["sse2"].unit, float64)
     data = np.full((shape.rows + 2, shape.columns), 0.5)
     data[: shape.rows] += np.arange(shape.rows)[:, None]
-    expected = data[: shape.rows]
+    expected, half = data[: shape.rows].copy(), np.full(1, 0.5)
     for _ in range(3 * ceiling.UNROLL):
-        expected = fused_multiply_add(expected, np.full(1, 0.5), np.full(1, 0.5))
+        operands = (half, half, expected) if fused else (expected, half, half)
+        expected = fused_multiply_add(*operands)
     memory = words.Pointer(data.reshape(-1).view(np.uint8), 0, float64)
-    ceiling.make_chains(shape)(memory, 3)
+    ceiling.make_chains(shape, fused)(memory, 3)
     assert np.array_equal(data[: shape.rows], expected)
 
 

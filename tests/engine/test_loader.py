@@ -14,7 +14,7 @@ from gemm.microkernels.dtypes import TileShape, float64
 
 LEVEL = machine().levels[0]
 LANES = LEVEL.unit.lanes(float64)
-SPEC = ceiling.ChainsSpec(TileShape(1, 1, LANES, float64))
+SPEC = ceiling.ChainsSpec(TileShape(1, 1, LANES, float64), False)
 
 
 @pytest.fixture(scope="module")

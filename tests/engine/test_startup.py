@@ -63,7 +63,7 @@ from gemm.microkernels.dtypes import TileShape, float64
 from gemm.backends.cpu import kernels
 from gemm.backends.cpu.machine import machine
 level = machine().levels[0]
-kernels.entry(level, ceiling.ChainsSpec(TileShape(1, 1, level.unit.lanes(float64), float64)))
+kernels.entry(level, ceiling.ChainsSpec(TileShape(1, 1, level.unit.lanes(float64), float64), False))
 """
     command = [sys.executable, "-c", code]
     for value, expected in (("1", True), ("0", False), ("", False)):
