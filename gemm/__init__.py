@@ -17,6 +17,8 @@ from gemm.tensordot import tensordot, transpose  # noqa: E402
 from gemm.threads import get_num_threads, num_threads, set_num_threads  # noqa: E402
 
 _EPILOGUE_WORDS = (
+    "Nibbles",
+    "Packed",
     "as_type",
     "column_index",
     "epilogue",
@@ -27,6 +29,7 @@ _EPILOGUE_WORDS = (
     "rsqrt",
     "select",
     "sigmoid",
+    "significant",
     "uniform",
 )
 

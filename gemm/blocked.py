@@ -37,6 +37,7 @@ from gemm.microkernels.vocabulary import (
 )
 
 from .batch import offset
+from .epilogues.prepare import make_prepare, pack_nothing
 from .epilogues.write_back import make_write_back
 from .grouping import flips, make_pack_groups
 from .packing import make_pack
@@ -171,6 +172,14 @@ def make_blocked(
     panel_a, panel_b = units or (acc, acc)
     write_back = make_store(shape, out) if program is None else make_write_back(shape, program)
     macro_kernel = make_macro_kernel(shape, write_back, unroll, flip)
+    change_a = None if program is None else program.pack_a
+    change_b = None if program is None else program.pack_b
+    prepare_a = make_prepare(MR, shape.lanes, change_a)
+    prepare_b = make_prepare(NR, shape.lanes, change_b)
+    if change_a is not None and not change_a.reads_acc:
+        pack_a = pack_nothing
+    if change_b is not None and not change_b.reads_acc:
+        pack_b = pack_nothing
 
     def rectangle(a, b, c, home, m, n, k, ars, acs, brs, bcs, rs, cs, hrs, mc, kc, nc, band,
                   packed_a, packed_b, first_row, first_column, batch, extra):  # fmt: skip
@@ -190,13 +199,16 @@ def make_blocked(
                     pc = block * kc
                     kb = min(kc, k - pc)
                     pack_b(packed_b, shift(b, pc * brs + jc * bcs), bcs, brs, columns, kb)
+                    prepare_b(packed_b, columns, kb, first_column + jc, pc, batch, extra)
+                    deep = kb
                     kb = (kb + group - 1) // group
                     if flip:
                         surplus(sums, packed_b, columns, kb)
                     for ic in range(0, rows, mc):
                         height = min(mc, rows - ic)
                         above = top + ic
-                        pack_a(packed_a, shift(a, above * ars + pc * acs), ars, acs, height, min(kc, k - pc))
+                        pack_a(packed_a, shift(a, above * ars + pc * acs), ars, acs, height, deep)
+                        prepare_a(packed_a, height, deep, first_row + above, pc, batch, extra)
                         macro_kernel(
                             packed_a,
                             packed_b,

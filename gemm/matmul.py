@@ -39,11 +39,15 @@ def matmul(x1: Any, x2: Any, /, out: Any = None, **keywords: Any) -> Any:
         result = engine.plain(x1, x2, out)
         if result is not None:
             return result
-    if keywords.get("epilogue") is not None:
+    if keywords.get("epilogue") is not None or _is_packed(x1) or _is_packed(x2):
         from gemm.epilogues.run import call
 
         return call(x1, x2, out, keywords)
     return gufunc.call(_MATMUL, originals.matmul, _product, x1, x2, out, keywords)
+
+
+def _is_packed(x: Any) -> bool:
+    return type(x).__module__ == "gemm.epilogues.contract"
 
 
 def matvec(x1: Any, x2: Any, /, out: Any = None, **keywords: Any) -> Any:

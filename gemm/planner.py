@@ -145,8 +145,9 @@ def _blocked(level, shape, named, a, b, out, acc, m, n, k, batch, scratch_home, 
              program) -> Plan:  # fmt: skip
     from gemm.backends.cpu.machine import machine
 
-    tile = tile_for(level, acc, shape, program is not None and program.pairs)
-    units = panel_units(level, a, b, out, acc)
+    tile = tile_for(level, acc, shape, program is not None and program.needs_pairs)
+    plain = program is None or (program.pack_a is None and program.pack_b is None)
+    units = panel_units(level, a, b, out, acc) if plain else None
     spec = KernelSpec("blocked", tile, a, b, out, program=program, units=units)
     splits = (True, True) if program is None else program.splits
     caches = machine().caches

@@ -58,7 +58,7 @@ def sources_digest() -> str:
 
 KERNEL_SOURCES = (
     "batch.py", "blocked.py", "grouping.py", "inner.py", "kernels.py", "packing.py", "skinny.py", "small.py",
-    "epilogues/program.py", "epilogues/write_back.py",
+    "epilogues/prepare.py", "epilogues/program.py", "epilogues/write_back.py",
 )  # fmt: skip
 
 

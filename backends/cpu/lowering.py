@@ -59,6 +59,9 @@ def widen(builder, raw, dtype: DType):
         return raw if raw.type == wide else builder.fpext(raw, wide)
     if raw.type == wide:
         return raw
+    if target in (ir.FloatType(), ir.DoubleType()):
+        # An integer operand that a packing program makes a float.
+        return builder.sitofp(raw, wide) if dtype.kind == "i" else builder.uitofp(raw, wide)
     return builder.sext(raw, wide) if dtype.kind == "i" else builder.zext(raw, wide)
 
 

@@ -1,6 +1,6 @@
 """Programs for the write-back: a user's plain Python function, fused into the product."""
 
-from .contract import Bound, Epilogue, bind, epilogue
+from .contract import Bound, Epilogue, Nibbles, Packed, bind, epilogue
 from .words import (
     as_type,
     column_index,
@@ -18,6 +18,8 @@ from .words import (
 __all__ = [
     "Bound",
     "Epilogue",
+    "Nibbles",
+    "Packed",
     "as_type",
     "bind",
     "column_index",

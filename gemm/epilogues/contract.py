@@ -12,6 +12,8 @@ import inspect
 import types
 from typing import Any
 
+import numpy as np
+
 from . import tracing
 from .tracing import Value, number
 
@@ -98,6 +100,51 @@ def _operand(name: str, each: Any, graph: tracing.Graph) -> Any:
 
 def _constant(value: Any, graph: tracing.Graph) -> Any:
     return value
+
+
+class Nibbles:
+    """Integers of four bits, two a byte along the rows: byte (r, n) holds value 2 r in its low
+    half and value 2 r + 1 in its high half.
+
+    values: uint8, (ceil(K / 2), N); signed: -8 to 7 instead of 0 to 15.
+    """
+
+    def __init__(self, values: Any, signed: bool = False):
+        self.values = np.asarray(values)
+        self.signed = signed
+        if self.values.dtype != np.uint8 or self.values.ndim < 2:
+            raise TypeError(
+                f"Nibbles takes uint8 of shape (ceil(K / 2), N), not {self.values.dtype} of "
+                f"shape {self.values.shape}"
+            )
+
+
+class Packed:
+    """An operand of a product that a program makes while it is packed.
+
+    operand: an array (..., K, N) or (..., M, K) whose elements the program changes, or None
+    where the program makes the matrix of `shape` out of its own operands alone. program: an
+    epilogue on one element of the operand; its operands fit the operand's shape, or have one row
+    (as A: column) for each group of k. Extra outputs per_row(x, 'add' or 'max'..., None) of A, or
+    per_column of B, are statistics: an operand of the product's epilogue takes one by its name.
+    """
+
+    def __init__(self, operand: Any, program: Any, shape: tuple[int, ...] | None = None,
+                 dtype: Any = None):  # fmt: skip
+        self.program = bind(program)
+        self.operand = None if operand is None else np.asarray(operand)
+        if (self.operand is None) == (shape is None):
+            raise TypeError("Packed takes either an operand or a shape")
+        self.shape = tuple(shape) if self.operand is None else self.operand.shape  # type: ignore[arg-type]
+        self.dtype = np.dtype(dtype) if self.operand is None and dtype else None
+        if self.operand is not None:
+            self.dtype = self.operand.dtype
+        if len(self.shape) < 2:
+            raise ValueError(f"Packed takes matrices, got shape {self.shape}")
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
 
 
 class Bound:

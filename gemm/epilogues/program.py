@@ -22,12 +22,15 @@ FIRST_SLOT = 2  # after M and N
 @dataclass(frozen=True)
 class Operand:
     """kind: scalar, row, column or tile; dtype: in memory; unit: columns are adjacent in memory;
-    each: values an operand has for one of the program (2: a pair of columns)."""
+    each: values an operand has for one of the program (2: a pair of columns); group: rows of the
+    program that share one of the operand; nibbles: two values a byte, 'signed' or 'unsigned'."""
 
     kind: str
     dtype: DType
     unit: bool = True
     each: int = 1
+    group: int = 1
+    nibbles: str = ""
 
 
 @dataclass(frozen=True)
@@ -45,13 +48,38 @@ class Output:
 
 @dataclass(frozen=True)
 class Program:
-    """pairs: each value stands for two adjacent columns; acc: the accumulator's type."""
+    """pairs: each value stands for two adjacent columns; acc: the accumulator's type; start: its
+    first slot in the table; pack_a, pack_b: programs that change an operand while it is packed."""
 
     acc: DType
     pairs: bool
     nodes: tuple[tuple, ...]
     operands: tuple[Operand, ...]
     outputs: tuple[Output, ...]
+    start: int = FIRST_SLOT
+    pack_a: Program | None = None
+    pack_b: Program | None = None
+
+    @property
+    def reads_acc(self) -> bool:
+        """Whether the value that was there before is used at all."""
+        return any(node[0] == "acc" for node in self.nodes)
+
+    @property
+    def end(self) -> int:
+        """The slot after its last."""
+        return self.output_slot(len(self.outputs))
+
+    @property
+    def needs_pairs(self) -> bool:
+        """Whether the tile must have an even number of vectors."""
+        return self.pairs or (self.pack_b is not None and self.pack_b.pairs)
+
+    @property
+    def end_of_all(self) -> int:
+        """The slot after the last, packing programs included."""
+        parts = [p for p in (self, self.pack_a, self.pack_b) if p is not None]
+        return max(p.end for p in parts)
 
     @property
     def float_type(self) -> DType:
@@ -65,13 +93,18 @@ class Program:
     def splits(self) -> tuple[bool, bool]:
         """May workers share M, and N? Partials along a dimension are one worker's."""
         kinds = {output.kind for output in self.outputs}
-        return "column" not in kinds, "row" not in kinds
+        statistics = [p is not None and len(p.outputs) > 1 for p in (self.pack_b, self.pack_a)]
+        return "column" not in kinds and not statistics[0], (
+            "row" not in kinds and not statistics[1]
+        )
 
     @property
     def is_identity(self) -> bool:
         """Nothing but the plain write-back of the product."""
         return (
             not self.pairs
+            and self.pack_a is None
+            and self.pack_b is None
             and len(self.outputs) == 1
             and self.outputs[0].kind == "tile"
             and self.nodes[self.outputs[0].nodes[0]] == ("acc", 0)
@@ -79,7 +112,7 @@ class Program:
         )
 
     def slot(self, operand: int) -> int:
-        return FIRST_SLOT + SLOTS * operand
+        return self.start + SLOTS * operand
 
     def output_slot(self, output: int) -> int:
         return self.slot(len(self.operands)) + OUTPUT_SLOTS * output

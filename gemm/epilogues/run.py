@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from typing import Any
 
@@ -11,7 +12,7 @@ from gemm import engine, execution, operands, planner, targets, threads
 from gemm.microkernels.arithmetic import Table
 from gemm.microkernels.dtypes import DTYPES, DType, bool_, int32, int64
 
-from .contract import Bound, bind
+from .contract import Bound, Nibbles, Packed, bind, epilogue
 from .program import (
     FLOAT,
     MASK,
@@ -27,16 +28,18 @@ from .program import (
 from .tracing import Value
 from .write_back import CHAINS
 
+IDENTITY = epilogue(lambda acc: acc)
 INT32 = np.iinfo(np.int32)
 
 
 class _Problem:
-    """Shapes and types that every operand and output is fitted to."""
+    """Shapes and types that every operand and output is fitted to: of the product, or of an
+    operand that a program changes while it is packed."""
 
-    def __init__(self, name: str, a: np.ndarray, b: np.ndarray, acc: DType, pairs: bool):
+    def __init__(self, name: str, shape: tuple[int, ...], acc: DType, pairs: bool):
         self.name, self.acc, self.pairs = name, acc, pairs
-        self.batch = a.shape[:-2]
-        self.m, self.n = a.shape[-2], b.shape[-1]
+        *batch, self.m, self.n = shape
+        self.batch = tuple(batch)
         if pairs and self.n % 2:
             raise ValueError(f"epilogue {name} takes pairs of columns, N = {self.n} is odd")
         self.lanes = self.n // 2 if pairs else self.n
@@ -214,10 +217,23 @@ def fused(
     dtype of outputs that name none (default: a's).
     """
     epilogue = bound.epilogue
-    ta, tb = targets.element_type(a.dtype), targets.element_type(b.dtype)
     common = a.dtype if common is None else common
-    acc = targets.accumulator(ta, targets.element_type(common), accumulate)
-    problem = _Problem(epilogue.name, a, b, acc, epilogue.pairs)
+    acc = targets.accumulator(
+        targets.element_type(common), targets.element_type(common), accumulate
+    )
+    a, packed_a = _operand_of(a, common)
+    b, packed_b = _operand_of(b, common)
+    shape = (*a.shape[:-1], b.shape[-1])
+    problem = _Problem(epilogue.name, shape, acc, epilogue.pairs)
+    inner = (*a.shape[:-2], a.shape[-1])
+    side_a = packed_a and _Side("a", packed_a, (*inner, a.shape[-2]), acc)
+    side_b = packed_b and _Side("b", packed_b, (*inner, b.shape[-1]), acc)
+    sides = [side for side in (side_a, side_b) if side]
+    statistics = {name: x for side in sides for name, x in side.statistics.items()}
+    bound = Bound(epilogue, {
+        key: _statistic(epilogue.name, key, x, statistics) if isinstance(x, str) else x
+        for key, x in bound.operands.items()
+    })  # fmt: skip
     each = {key: 2 if key in epilogue.unpacked else 1 for key in bound.operands}
     fitted = {key: _fit_operand(problem, key, x, each[key]) for key, x in bound.operands.items()}
     floats = float_type(acc, [
@@ -259,8 +275,6 @@ def fused(
                 or (target.dtype.name == acc.name)
             )
         others = [x for k, x in written.items() if k != key]
-        # The kernel steps through the batch evenly.
-        direct = direct and len(execution.batches(problem.batch, target.strides[:-2])[1]) < 2
         if not direct or operands.writes_twice(target) or operands.overlaps(target, a, b, *others):
             target = np.empty(target.shape, dtypes[key])
         written[key] = target
@@ -280,41 +294,151 @@ def fused(
     )  # fmt: skip
     if all(x.size for x in written.values()):
         program = _program(epilogue, tuple(sorted(each.items())), acc, tuple(specs), wanted)
+        for name, side in (("pack_a", side_a), ("pack_b", side_b)):
+            if side:
+                part = dataclasses.replace(side.program, start=program.end_of_all)
+                program = dataclasses.replace(program, **{name: part})
         if program.is_identity:
             target = next(iter(written.values()))
             engine.product(a, b, target, accumulate=accumulate, threads=threads_, kernel=kernel)
         else:
-            _run(problem, a, b, ta, tb, program, arrays, written, threads_, kernel)
+            _run(problem, a, b, program, arrays, written, sides, threads_, kernel)
     for key, target in written.items():
         if target is not results[key]:
             np.copyto(results[key], target, casting="unsafe")
+    for side in sides:
+        results.update(side.results)
     return results
 
 
-def _run(problem, a, b, ta, tb, program: Program, arrays, written, threads_, kernel) -> None:
-    acc, batch = problem.acc, problem.batch
-    size = program.output_slot(len(program.outputs))
-    slots = np.zeros(size, np.int64)
-    pointers: dict[int, tuple[np.ndarray, DType]] = {}
-    slots[0], slots[1] = problem.m, problem.n
-    kept = []
-    for i, (x, operand) in enumerate(zip(arrays.values(), program.operands, strict=True)):
+def _operand_of(x: Any, common: np.dtype) -> tuple[np.ndarray, Packed | None]:
+    """(the array that the kernel packs, the program that changes it)."""
+    if not isinstance(x, Packed):
+        return x, None
+    if x.operand is None:
+        # Made by the program alone: the array lends its shape and type, and is never read.
+        return np.broadcast_to(np.zeros(1, x.dtype or common), x.shape), x
+    return x.operand, x
+
+
+def _statistic(name: str, key: str, wanted: str, known: dict[str, np.ndarray]) -> np.ndarray:
+    if wanted not in known:
+        raise TypeError(
+            f"epilogue {name}: operand {key} names the statistic {wanted!r}; the packing programs "
+            f"give {', '.join(known) or 'none'}"
+        )
+    return known[wanted]
+
+
+class _Side:
+    """A packing program fitted to its operand: rows are k, columns N (or M, for A, turned)."""
+
+    def __init__(self, side: str, packed: Packed, shape: tuple[int, ...], acc: DType):
+        bound = packed.program
+        self.name = bound.epilogue.name
+        where = f"packing program {self.name}"
+        if acc.kind != "f":
+            raise TypeError(f"{where}: packing programs need a float accumulator, not {acc}")
+        if side == "a" and bound.epilogue.pairs:
+            raise TypeError(f"{where}: pairs of columns are adjacent in B only, not along A's rows")
+        self.turned = side == "a"
+        self.problem = _Problem(self.name, shape, acc, bound.epilogue.pairs)
+        each = {key: 2 if key in bound.epilogue.unpacked else 1 for key in bound.operands}
+        specs: list[tuple[str, Operand]] = []
+        self.arrays: dict[str, np.ndarray] = {}
+        for key, x in bound.operands.items():
+            array, group, nibbles = self._fit(key, x, each[key])
+            array = _convert(self.problem, key, array, acc)
+            kind = _kind(array)
+            if kind == "row" and array.strides[-1] != array.itemsize:
+                array = np.ascontiguousarray(array)
+            if group > 1 and kind in ("row", "scalar"):
+                group = 1
+            unit = kind != "tile" or array.strides[-1] == array.itemsize
+            self.arrays[key] = array
+            specs.append(
+                (key, Operand(kind, DTYPES[array.dtype.name], unit, each[key], group, nibbles))
+            )
+        self.program = self._program(bound, each, specs, acc)
+        if packed.operand is None and self.program.reads_acc:
+            raise TypeError(f"{where} reads the operand, and Packed was given a shape only")
+
+    def _fit(self, key: str, x: Any, each: int) -> tuple[np.ndarray, int, str]:
+        """(the operand, rows that share one of it, form of its nibbles)."""
+        problem = self.problem
+        k, columns = problem.m, problem.lanes * each
+        if isinstance(x, Nibbles):
+            want = (*problem.batch, -(-k // 2), columns)
+            if self.turned or x.values.shape[-2:] != want[-2:]:
+                raise ValueError(
+                    f"packing program {self.name}: nibbles {key} of shape {x.values.shape} do not "
+                    f"fill {want[-2:]} bytes of B"
+                )
+            return x.values, 2, "signed" if x.signed else "unsigned"
+        array = operands.as_array(x)
+        if self.turned:
+            array = array[:, None] if array.ndim == 1 else array
+            array = array.swapaxes(-1, -2) if np.ndim(x) > 1 else array
+        rows = array.shape[-2] if array.ndim > 1 else 1
+        if rows not in (1, k) and rows and k % rows == 0 and array.shape[-1] in (1, columns):
+            return array, k // rows, ""
+        return _fit_operand(problem, key, array, each), 1, ""
+
+    def _program(self, bound: Bound, each, specs, acc: DType) -> Program:
+        nodes, values = bound.epilogue.trace(each)
+        names = [name for name, _ in specs]
+        swap = {"row_index": "column_index", "column_index": "row_index"} if self.turned else {}
+        nodes = tuple(
+            (op, names.index(rest[0]), rest[1]) if op == "operand" else (swap.get(op, op), *rest)
+            for op, *rest in nodes
+        )
+        nodes, place = pruned(nodes, [i for value in values.values() for i in value.nodes])
+        partial = "row" if self.turned else "column"
+        main, *others = values.items()
+        if main[1].kind != "tile" or (len(main[1].nodes) == 2) != bound.epilogue.pairs:
+            raise TypeError(f"packing program {self.name}: {main[0]} must be the packed element")
+        operand_specs = tuple(spec for _, spec in specs)
+        kinds = types_of(nodes, operand_specs, acc)
+        outputs = [Output("tile", tuple(place[i] for i in main[1].nodes), acc)]
+        self.statistics: dict[str, np.ndarray] = {}
+        self.results: dict[str, np.ndarray] = {}
+        self.written: list[np.ndarray] = [np.empty(0, acc.name)]
+        for key, value in others:
+            if value.kind != partial or value.block or value.combine == "log_sum_exp":
+                raise TypeError(
+                    f"packing program {self.name}: {key} must be per_{partial}(x, 'add', 'max' or "
+                    "'max_abs', None), a statistic over all of k"
+                )
+            kind = acc if kinds[value.nodes[0]] == FLOAT else int32
+            outputs.append(Output("column", (place[value.nodes[0]],), kind, value.combine, 0))
+            shape = (*self.problem.batch, 1, self.problem.lanes)
+            array = np.zeros(shape, kind.name)
+            self.written.append(array)
+            self.results[key] = array.swapaxes(-1, -2) if self.turned else array
+            self.statistics[key] = self.results[key]
+        return Program(acc, bound.epilogue.pairs, nodes, operand_specs, tuple(outputs))
+
+
+def _fill(table, batch, program: Program, arrays, written, rows: int) -> None:
+    """A program's part of the operand table; table: slots, pointers by slot, what to keep."""
+    slots, pointers, kept = table
+    count = int(np.prod(batch, dtype=np.int64))
+    for i, (x, operand) in enumerate(zip(arrays, program.operands, strict=True)):
         x, step = _uniform_step(x, batch)
         kept.append(x)
         at = program.slot(i)
         slots[at : at + SLOTS] = (x.ctypes.data, *_steps(x), step)
         pointers[at] = x, operand.dtype
-    for o, (x, output) in enumerate(zip(written.values(), program.outputs, strict=True)):
+    for o, (x, output) in enumerate(zip(written, program.outputs, strict=True)):
+        if x.ndim < 2:
+            continue  # the packed element itself
         at = program.output_slot(o)
         _, step = _uniform_step(x, batch)
-        if step == 0 and int(np.prod(batch, dtype=np.int64)) > 1:
-            step = x.strides[-3]
         state = np.empty(0, np.uint8)
         steps = (0, 0)
         if output.kind == "row":
             parts = 2 if output.combine == "log_sum_exp" else 1
-            count = int(np.prod(batch, dtype=np.int64))
-            state = np.empty((count, problem.m, parts * CHAINS), output.dtype.name)
+            state = np.empty((count, rows, parts * CHAINS), output.dtype.name)
             steps = state.strides[1], state.strides[0]
         kept.append(state)
         slots[at : at + OUTPUT_SLOTS] = (
@@ -322,8 +446,22 @@ def _run(problem, a, b, ta, tb, program: Program, arrays, written, threads_, ker
         )  # fmt: skip
         pointers[at] = x, output.dtype
         pointers[at + 4] = state, output.dtype
+
+
+def _run(problem, a, b, program: Program, arrays, written, sides, threads_, kernel) -> None:
+    acc, batch = problem.acc, problem.batch
+    slots = np.zeros(program.end_of_all, np.int64)
+    slots[0], slots[1] = problem.m, problem.n
+    pointers: dict[int, tuple[np.ndarray, DType]] = {}
+    kept: list[np.ndarray] = []
+    table = slots, pointers, kept
+    _fill(table, batch, program, arrays.values(), written.values(), problem.m)
+    parts = [part for part in (program.pack_a, program.pack_b) if part]
+    for part, side in zip(parts, sides, strict=True):
+        _fill(table, batch, part, side.arrays.values(), side.written, 0)
     home = next(iter(written.values()))
     first = program.outputs[0]
+    ta, tb = targets.element_type(a.dtype), targets.element_type(b.dtype)
     resident = (
         first.kind == "tile"
         and home.shape[-1] == problem.n
@@ -375,28 +513,42 @@ def scaled(a, b, out, alpha, beta, *, accumulate=None, threads=None, kernel=None
           common=out.dtype)  # fmt: skip
 
 
+def _ready(x: Any, common: np.dtype, batch: tuple[int, ...], mixed: bool) -> Any:
+    """An operand of the common dtype (integers under a program stay) with all batch axes."""
+    shape = (*batch, *x.shape[-2:])
+    if not isinstance(x, Packed):
+        return np.broadcast_to(x if mixed else operands.convert(x, common), shape)
+    if x.operand is None:
+        return Packed(None, x.program, shape, x.dtype or common)
+    keep = x.operand.dtype.kind in "iu"
+    array = x.operand if keep else operands.convert(x.operand, common)
+    return Packed(np.broadcast_to(array, shape), x.program)
+
+
 def call(x1: Any, x2: Any, out: Any, keywords: dict[str, Any]) -> Any:
     """`matmul(x1, x2, epilogue=)`: the main output, or a dict of all of them by name."""
     keywords = dict(keywords)
-    bound = bind(keywords.pop("epilogue"))
+    program = keywords.pop("epilogue", None)
+    bound = bind(IDENTITY if program is None else program)
     options = {key: keywords.pop(key, None) for key in ("accumulate", "threads", "kernel")}
     if keywords:
         raise TypeError(f"matmul with epilogue= takes no {', '.join(sorted(keywords))}=")
-    a, b = (operands.as_array(x) for x in (x1, x2))
+    a, b = (x if isinstance(x, Packed) else operands.as_array(x) for x in (x1, x2))
     if a.ndim < 2 or b.ndim < 2 or a.shape[-1] != b.shape[-2]:
         raise ValueError(
-            "matmul with epilogue= takes matrices (..., M, K) and (..., K, N), got shapes "
-            f"{operands.shapes_text(a, b)}"
+            "matmul with a program takes matrices (..., M, K) and (..., K, N), got shapes "
+            f"{operands.shapes_text(a, b)}"  # type: ignore[arg-type]
         )
     batch = np.broadcast_shapes(a.shape[:-2], b.shape[:-2])
-    mixed = {a.dtype.name, b.dtype.name} == {"int8", "uint8"}
-    common = np.dtype(np.int32) if mixed else operands.common_dtype(a.dtype, b.dtype)
-    if not mixed:
-        a, b = operands.convert(a, common), operands.convert(b, common)
+    # A packing program widens integers to floats, and a matrix it makes has the other's type.
+    known = [x.dtype for x in (a, b) if x.dtype is not None]
+    floats = [d for d in known if d.kind not in "iub" or operands.is_extended(d)]
+    packs = isinstance(a, Packed) or isinstance(b, Packed)
+    mixed = not packs and {d.name for d in known} == {"int8", "uint8"}
+    common = np.dtype(np.int32) if mixed else operands.common_dtype(*(packs and floats or known))
     if not operands.is_engine_dtype(common):
         raise TypeError(f"matmul: no kernel for dtype {common} (of {a.dtype} and {b.dtype})")
-    a = np.broadcast_to(a, (*batch, *a.shape[-2:]))
-    b = np.broadcast_to(b, (*batch, *b.shape[-2:]))
+    a, b = (_ready(x, common, batch, mixed) for x in (a, b))
     results = fused(
         a, b, bound, out, accumulate=options["accumulate"], threads_=options["threads"],
         kernel=options["kernel"], common=common,

@@ -10,8 +10,11 @@ from __future__ import annotations
 
 import functools
 import math
+from typing import Any
 
-from .contract import Epilogue, epilogue
+import numpy as np
+
+from .contract import Epilogue, Packed, epilogue
 from .words import (
     as_type,
     column_index,
@@ -389,3 +392,49 @@ def bias_gradient(block: int | None = None) -> Epilogue:
         return {"out": acc, "d_bias": per_column(acc, "add", block)}
 
     return epilogue(with_bias_gradient)
+
+
+# -- packing programs ------------------------------------------------------------------------------
+
+
+@epilogue
+def gain_and_square(acc, gamma):
+    """On A: element * gamma (K,), and 'square' (M, 1): the sum of squares of each row.
+
+    RMSNorm and product in one: the statistic is complete when the epilogue runs.
+    """
+    return {"out": acc * gamma, "square": per_row(acc * acc, "add", None)}
+
+
+@epilogue
+def rmsnorm_of_square(acc, square, k, eps=1e-6):
+    """acc / sqrt(square / k + eps); square: the statistic of `gain_and_square`."""
+    return acc / math.sqrt(square / k + eps)
+
+
+@epilogue
+def _side_by_side(acc_even, acc_odd, first, second):
+    return first, second
+
+
+def interleaved(first: Any, second: Any) -> Packed:
+    """B (K, 2 N) whose even columns are `first` (K, N) and odd ones `second`, interleaved while
+    it is packed: weights may stay as they are, [gate | up]."""
+    shape = (*np.shape(first)[:-1], 2 * np.shape(first)[-1])
+    return Packed(None, _side_by_side(first=first, second=second), shape)
+
+
+@epilogue
+def _dequantised(acc, q, scale, zero_point=None):
+    return (q if zero_point is None else q - zero_point) * scale
+
+
+def dequantised(q: Any, scale: Any, zero_point: Any = None, shape: Any = None) -> Packed:
+    """B = (q - zero_point) * scale, made while it is packed.
+
+    q: integers (K, N), or `Nibbles` of shape (ceil(K / 2), N), for which `shape` = (K, N) is
+    given; scale, zero_point: scalar, one a column (N,), or one a group of rows and column (G, N)
+    where G divides K.
+    """
+    program = _dequantised(q=q, scale=scale, zero_point=zero_point)
+    return Packed(None, program, np.shape(q) if shape is None else shape)

@@ -26,7 +26,7 @@ from gemm.microkernels.arithmetic import (
     select,
     subtract,
 )
-from gemm.microkernels.dtypes import DType, TileShape, float32
+from gemm.microkernels.dtypes import DType, TileShape
 from gemm.microkernels.mathematics import keep_largest, make_exp, make_log
 from gemm.microkernels.vocabulary import load_lanes, shift, store_lanes
 
@@ -161,6 +161,7 @@ class Writer:
         }
         self.kinds = types_of(program.nodes, program.operands, program.acc)
         self.per = 2 if program.pairs else 1
+        self.used = {n[1] for n in program.nodes if n[0] == "operand"}
 
     def put(self, depth: int, line: str) -> None:
         self.lines.append("    " * depth + line)
@@ -172,6 +173,16 @@ class Writer:
         name = f"{prefix}{len(self.scope)}"
         self.scope[name] = value
         return name
+
+    def put_nodes(self, depth: int) -> None:
+        for index, (op, *rest) in enumerate(self.program.nodes):
+            if op == "acc":
+                self.put(depth, f"v{index} = acc{rest[0]}")
+            elif op == "operand":
+                part = rest[1] if self.program.operands[rest[0]].each == 2 else 0
+                self.put(depth, f"v{index} = x{rest[0]}_{part}")
+            elif op != "constant":
+                self.put(depth, f"v{index} = {self.expression(index)}")
 
     # Coercions between the three kinds of lanes.
 
@@ -267,7 +278,7 @@ def source(shape: TileShape, program: Program) -> tuple[str, dict[str, object]]:
     w.put(0, "def write_back(t, c, rs, cs, m, n, row, column, batch, extra):")
     w.put(1, "rows = tile_spill(t, ACC)")
     w.put(1, f"index = ramp({lanes}, I)")
-    used = {n[1] for n in program.nodes if n[0] == "operand"}
+    used = w.used
     for i, operand in enumerate(program.operands):
         if i in used:
             _prepare(w, i, operand)
@@ -296,26 +307,19 @@ def source(shape: TileShape, program: Program) -> tuple[str, dict[str, object]]:
             _load_scalar(w, 4, i, operand, f"shift(p{i}, i * r{i})")
         elif i in used and operand.kind == "tile":
             _load(w, 4, i, operand, f"shift(p{i}, i * r{i})")
-    for index, (op, *rest) in enumerate(program.nodes):
-        if op == "acc":
-            w.put(4, f"v{index} = acc{rest[0]}")
-        elif op == "operand":
-            part = rest[1] if program.operands[rest[0]].each == 2 else 0
-            w.put(4, f"v{index} = x{rest[0]}_{part}")
-        elif op != "constant":
-            w.put(4, f"v{index} = {w.expression(index)}")
+    w.put_nodes(4)
     for o, output in enumerate(program.outputs):
         {"tile": _store, "row": _row_partial, "column": _column_partial}[output.kind](w, o, output)
     return "\n".join(w.lines) + "\n", w.scope
 
 
-def _prepare(w: Writer, i: int, operand: Operand) -> None:
+def _prepare(w: Writer, i: int, operand: Operand, row: str = "row") -> None:
     slot = w.program.slot(i)
     kind = w.name("D", computed_as(operand.dtype, w.program))
     w.put(1, f"r{i} = table_integer(extra, {slot + 1})")
     w.put(1, f"c{i} = table_integer(extra, {slot + 2})")
     per, each = w.per, operand.each
-    w.put(1, f"o{i} = row * r{i} + column // {per} * {each} * c{i}")
+    w.put(1, f"o{i} = {row} * r{i} + column // {per} * {each} * c{i}")
     w.put(1, f"o{i} += batch * table_integer(extra, {slot + 3})")
     w.put(1, f"p{i} = shift(table_pointer(extra, {slot}, {kind}), o{i})")
     if operand.kind == "scalar":
@@ -330,9 +334,10 @@ def _load_scalar(w: Writer, depth: int, i: int, operand: Operand, p: str) -> Non
         w.put(depth, f"x{i}_0 = broadcast(load({p}), {lanes})")
 
 
-def _load(w: Writer, depth: int, i: int, operand: Operand, p: str) -> None:
+def _load(w: Writer, depth: int, i: int, operand: Operand, p: str, start: str = "") -> None:
     """Vectors of a row or tile operand; those beyond the matrix repeat its last column."""
     lanes, size = w.shape.lanes, operand.dtype.size
+    start = start or f"v * {lanes}"
 
     def vector(at: str, n: str) -> str:
         if operand.unit:
@@ -340,11 +345,11 @@ def _load(w: Writer, depth: int, i: int, operand: Operand, p: str) -> None:
         return f"gather_lanes(shift({p}, ({at}) * c{i}), c{i}, {lanes}, {n})"
 
     if operand.each == 1:
-        w.put(depth, f"x{i}_0 = {vector(f'v * {lanes}', 'left')}")
+        w.put(depth, f"x{i}_0 = {vector(start, 'left')}")
         return
-    w.put(depth, f"first{i} = {vector(f'v * {2 * lanes}', '2 * left')}")
-    start = f"v * {2 * lanes} + min({lanes}, 2 * left - 1)"
-    w.put(depth, f"second{i} = {vector(start, f'max(1, 2 * left - {lanes})')}")
+    w.put(depth, f"first{i} = {vector(f'2 * ({start})', '2 * left')}")
+    second = f"2 * ({start}) + min({lanes}, 2 * left - 1)"
+    w.put(depth, f"second{i} = {vector(second, f'max(1, 2 * left - {lanes})')}")
     w.put(depth, f"x{i}_0 = evens(first{i}, second{i})")
     w.put(depth, f"x{i}_1 = odds(first{i}, second{i})")
 
@@ -440,19 +445,19 @@ def _row_partial(w: Writer, o: int, output: Output) -> None:
     w.put(5, f"store_lanes(shift(q{o}, (row + i) * qr{o} + {block} * qc{o}), finish{o}(state), 1)")
 
 
-def _column_partial(w: Writer, o: int, output: Output) -> None:
+def _column_partial(w: Writer, o: int, output: Output, depth: int = 4) -> None:
     lanes, size = w.shape.lanes, output.dtype.size
     w.scope[f"join{o}"] = COMBINE[output.combine]
-    w.put(4, f"x = {_partial_value(w, output)}")
+    w.put(depth, f"x = {_partial_value(w, output)}")
     none = identity(output.combine, output.dtype)
     none_text = _literal(none, w) if isinstance(none, float) else str(none)
     block = f"(row + i) // {output.block}" if output.block else "0"
-    w.put(4, f"to = shift(q{o}, {block} * qr{o} + place * {size})")
+    w.put(depth, f"to = shift(q{o}, {block} * qr{o} + place * {size})")
     first = f"(row + i) % {output.block}" if output.block else "row + i"
-    w.put(4, f"if {first} == 0:")
-    w.put(5, f"store_lanes(to, join{o}(fill(x, {none_text}), x), left)")
-    w.put(4, "else:")
-    w.put(5, f"store_lanes(to, join{o}(load_lanes(to, {lanes}, left), x), left)")
+    w.put(depth, f"if {first} == 0:")
+    w.put(depth + 1, f"store_lanes(to, join{o}(fill(x, {none_text}), x), left)")
+    w.put(depth, "else:")
+    w.put(depth + 1, f"store_lanes(to, join{o}(load_lanes(to, {lanes}, left), x), left)")
 
 
 def make_write_back(shape: TileShape, program: Program):
