@@ -44,14 +44,6 @@ class WriteBack:
         return next(iter(self.program.trace(given)[1].values())).dtype
 
     @property
-    def dtype(self) -> np.dtype | None:
-        """The dtype that the epilogue names for its main output, None where it names none."""
-        if self.program is None:
-            return None
-        given = dict.fromkeys((*self.numbers, *self.filters, *self.tiles), "any")
-        return next(iter(self.program.trace(given)[1].values())).dtype
-
-    @property
     def has_zeros(self) -> bool:
         """True when a zero point is not zero."""
         return self.x_zero != 0 or self.w_zero is not None
