@@ -9,6 +9,8 @@ transposed convolution, uneven padding and remainders need no operator of their 
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -148,9 +150,9 @@ def linear(x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor:
     if bias is not None:
         y.copy_(bias.detach().expand_as(y))
     engine.product(
-        array(x.detach().reshape(-1, x.shape[-1]) if x.numel() else x.new_empty(0, w.shape[1])),
+        array(_matrix(x)),
         array(w).swapaxes(0, 1),
-        array(y.view(-1, w.shape[0]) if y.numel() else y.new_empty(0, w.shape[0])),
+        array(_matrix(y)),
         beta=0 if bias is None else 1,
     )
     return y
@@ -159,6 +161,11 @@ def linear(x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor:
 @linear.register_fake
 def _linear_result(x, w, bias):
     return torch.empty((*x.shape[:-1], w.shape[0]), dtype=x.dtype, device=x.device)
+
+
+def _matrix(tensor: Tensor) -> Tensor:
+    """All axes but the last as one; the extents are spelt out because an empty tensor has no -1."""
+    return tensor.reshape(math.prod(tensor.shape[:-1]), tensor.shape[-1])
 
 
 def _conj(tensor: Tensor) -> Tensor:
@@ -225,13 +232,12 @@ def _keep_linear(ctx, inputs, output):
 
 def _linear_backward(ctx, g):
     x, w = ctx.saved_tensors
-    rows = g.reshape(-1, g.shape[-1]) if g.numel() else g.new_empty(0, w.shape[0])
+    rows = _matrix(g)
     dx = dw = db = None
     if ctx.needs_input_grad[0]:
         dx = linear(g, _conj(w).t(), None)
     if ctx.needs_input_grad[1]:
-        flat = x.reshape(-1, x.shape[-1]) if x.numel() else x.new_empty(0, w.shape[1])
-        dw = linear(rows.t(), _conj(flat).t(), None)
+        dw = linear(rows.t(), _conj(_matrix(x)).t(), None)
     if ctx.has_bias and ctx.needs_input_grad[2]:
         db = rows.sum(0)
     return dx, dw, db
