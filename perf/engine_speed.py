@@ -193,9 +193,10 @@ def start(dtype: str, rounds: int) -> None:
                 cold.append(sample(empty)[1])
         sample(warm)
         imports, calls = zip(*(sample(warm) for _ in range(rounds)), strict=True)
+    milliseconds = [statistics.median(x) * 1e3 for x in (imports, calls)]
     print(
-        f"start   {dtype} import {statistics.median(imports) * 1e3:.1f} ms beyond NumPy, "
-        f"first call warm {statistics.median(calls) * 1e3:.1f} ms, cold {statistics.median(cold):.2f} s",
+        f"start   {dtype} import {milliseconds[0]:.1f} ms beyond NumPy, first call warm "
+        f"{milliseconds[1]:.1f} ms, cold {statistics.median(cold):.2f} s",
         flush=True,
     )
 
