@@ -1,15 +1,18 @@
-"""The five loops around the micro-kernel, after Goto and BLIS.
+"""The five loops around the micro-kernel, after Goto and BLIS, for outputs stored by rows.
 
-    loop 5   jc over N in steps of NC        a panel of B, NC wide
-    loop 4     pc over K in steps of KC        B block KC x NC packed            (third level cache)
-    loop 3       ic over M in steps of MC        A block MC x KC packed          (second level)
-    loop 2         jr over NC in steps of NR       B micro-panel KC x NR         (first level)
-    loop 1           ir over MC in steps of MR       A micro-panel MR x KC
+    loop 5   ic over M in steps of MC        rows of A, MC high
+    loop 4     pc over K in steps of KC        A block MC x KC packed            (third level cache)
+    loop 3       jc over N in steps of NC        B block KC x NC packed          (second level)
+    loop 2         ir over MC in steps of MR       A micro-panel MR x KC         (first level)
+    loop 1           jr over NC in steps of NR       B micro-panel KC x NR
                        micro-kernel: MR x NR tile in registers
+
+The narrow panel stays in the first level while the wide ones stream past it, and the innermost
+loop walks along rows of the output, so a row's memory pages are used up before the next.
 
 K blocks continue each element's chain: between them the partial tile rests at its `home`, which
 is `out` itself where that holds the accumulator type with adjacent columns and nothing of its
-old content is needed, else a scratch block; then rows go in bands of at most `band`, so that
+old content is needed, else a scratch block; then columns go in bands of at most `band`, so that
 the scratch is bounded. After the last K block the write-back hook runs once for each tile.
 
 Each worker of a team owns a rectangle of the output and shares nothing: any number of workers,
@@ -96,12 +99,12 @@ def make_macro_kernel(shape: TileShape, write_back, unroll: int, flip: bool = Fa
 
     def macro_kernel(a, b, sums, home, home_rs, c, rs, cs, mc, nc, kb, first, last,
                      row, column, batch, extra):  # fmt: skip
-        for jr in range(0, nc, NR):
-            n = min(NR, nc - jr)
-            b_panel = shift(b, jr * kb * size)
-            for ir in range(0, mc, MR):
-                m = min(MR, mc - ir)
-                a_panel = shift(a, ir * kb * size)
+        for ir in range(0, mc, MR):
+            m = min(MR, mc - ir)
+            a_panel = shift(a, ir * kb * size)
+            for jr in range(0, nc, NR):
+                n = min(NR, nc - jr)
+                b_panel = shift(b, jr * kb * size)
                 resting = shift(home, ir * home_rs + jr * size)
                 if first:
                     t = tile_zeros(shape)
@@ -185,46 +188,47 @@ def make_blocked(
                   packed_a, packed_b, first_row, first_column, batch, extra):  # fmt: skip
         blocks = max(1, (k + kc - 1) // kc)
         sums = recast(shift(packed_b, nc * ((kc + group - 1) // group) * size + 1024), acc)
-        for top in range(0, m, band):
-            rows = min(band, m - top)
-            for jc in range(0, n, nc):
-                columns = min(nc, n - jc)
+        for left in range(0, n, band):
+            columns = min(band, n - left)
+            for ic in range(0, m, mc):
+                height = min(mc, m - ic)
                 if hrs == 0:
-                    resting = recast(shift(c, top * rs + jc * cs), acc)
+                    resting = recast(shift(c, ic * rs + left * cs), acc)
                     resting_rs = rs
                 else:
                     resting = home
                     resting_rs = hrs
                 for block in range(blocks):
                     pc = block * kc
-                    kb = min(kc, k - pc)
-                    pack_b(packed_b, shift(b, pc * brs + jc * bcs), bcs, brs, columns, kb)
-                    prepare_b(packed_b, columns, kb, first_column + jc, pc, batch, extra)
-                    deep = kb
-                    kb = (kb + group - 1) // group
-                    if flip:
-                        surplus(sums, packed_b, columns, kb)
-                    for ic in range(0, rows, mc):
-                        height = min(mc, rows - ic)
-                        above = top + ic
-                        pack_a(packed_a, shift(a, above * ars + pc * acs), ars, acs, height, deep)
-                        prepare_a(packed_a, height, deep, first_row + above, pc, batch, extra)
+                    depth = min(kc, k - pc)
+                    kb = (depth + group - 1) // group
+                    pack_a(packed_a, shift(a, ic * ars + pc * acs), ars, acs, height, depth)
+                    prepare_a(packed_a, height, depth, first_row + ic, pc, batch, extra)
+                    for jc in range(0, columns, nc):
+                        width = min(nc, columns - jc)
+                        beside = left + jc
+                        at_b = shift(b, pc * brs + beside * bcs)
+                        pack_b(packed_b, at_b, bcs, brs, width, depth)
+                        first = first_column + beside
+                        prepare_b(packed_b, width, depth, first, pc, batch, extra)
+                        if flip:
+                            surplus(sums, packed_b, width, kb)
                         macro_kernel(
                             packed_a,
                             packed_b,
                             sums,
-                            shift(resting, ic * resting_rs),
+                            shift(resting, jc * size),
                             resting_rs,
-                            shift(c, above * rs + jc * cs),
+                            shift(c, ic * rs + beside * cs),
                             rs,
                             cs,
                             height,
-                            columns,
+                            width,
                             kb,
                             block == 0,
                             block == blocks - 1,
-                            first_row + above,
-                            first_column + jc,
+                            first_row + ic,
+                            first_column + beside,
                             batch,
                             extra,
                         )

@@ -89,11 +89,11 @@ def _row(level, small: KernelSpec, blocked: KernelSpec) -> dict[str, int]:
 
     tile = blocked.tile
     blocks = planning.cache_blocks(tile, machine().caches)
-    nc = min(blocks.nc, planning.round_up(1024, tile.columns))
+    mc = min(blocks.mc, planning.round_up(1024, tile.rows))
     size = tile.dtype.size
     slack = 64 * tile.lanes
-    a_room = planning.round_up(blocks.mc * blocks.kc * size + slack, 64)
-    b_room = planning.round_up(nc * blocks.kc * size + slack, 64)
+    a_room = planning.round_up(mc * blocks.kc * size + slack, 64)
+    b_room = planning.round_up(blocks.nc * blocks.kc * size + slack, 64)
     _need((a_room + b_room) * MOST_WORKERS + 4096)
     _door.table[_source().RELEASE] = RELEASE_WORK
     grain = engine.grain(level.name, tile.dtype)
@@ -102,9 +102,9 @@ def _row(level, small: KernelSpec, blocked: KernelSpec) -> dict[str, int]:
         "blocked": kernels.entry(level, blocked).address,
         "small_limit": SMALL_WORK,
         "grain": grain,
-        "mc": blocks.mc,
+        "mc": mc,
         "kc": blocks.kc,
-        "nc": nc,
+        "nc": blocks.nc,
         "mr": tile.rows,
         "nr": tile.columns,
         "a_room": a_room,

@@ -171,6 +171,7 @@ def plain(x1, x2, out):
         or out.dtype is not dtype
         or out.shape != shape
         or not out.flags.writeable
+        or 0 in out.strides
         or np.may_share_memory(out, x1)
         or np.may_share_memory(out, x2)
     ):

@@ -105,9 +105,9 @@ class Prepared:
         a_room = planning.round_up(blocks.mc * blocks.kc * size + slack, 64)
         # Beside its panels B's room holds the column sums of a dot-product kernel.
         b_room = planning.round_up(blocks.nc * (blocks.kc + 1) * size + slack + 2048, 64)
-        self.home_rs = blocks.nc * size if scratch_home else 0
+        self.home_rs = blocks.band * size if scratch_home else 0
         # One K block needs no home; several rest in `out` or in the scratch.
-        home = blocks.band * self.home_rs if k > blocks.kc else 0
+        home = blocks.mc * self.home_rs if k > blocks.kc else 0
         worker_room = planning.round_up(a_room + b_room + home + _PAGE, _PAGE)
         self.space = worker_room * plan.workers
         self.fixed = (

@@ -49,6 +49,14 @@ def make_pack(panel: int, lanes: int, source: DType, wide: DType):
     def pack_adjacent(dst, src, across, left, k):
         # The panel's values are adjacent in memory: whole vectors for each k. A vector that
         # overhangs the panel is overwritten by the next k, so the last k writes exactly.
+        if left == panel and panel % lanes == 0:
+            for _ in range(k):
+                for piece in range(pieces):
+                    v = load_lanes(shift(src, piece * lanes * size), lanes, lanes)
+                    store_lanes(shift(dst, piece * lanes * wide_size), v, lanes)
+                src = shift(src, across)
+                dst = shift(dst, step)
+            return
         for p in range(k):
             room = panel
             if p + 1 < k:

@@ -1,8 +1,9 @@
 """From a problem's size and the machine's facts to block sizes and a team.
 
-Block sizes follow Low et al. (2016): a micro-panel of B (KC x NR) and one of A stay in the
-first-level cache, a block of A (MC x KC) in the second, a panel of B (KC x NC) in the third.
-Each is then rebalanced so that the last block of a dimension is not a sliver.
+Block sizes follow Low et al. (2016), with the roles of A and B for outputs stored by rows: a
+micro-panel of A (MR x KC) stays in the first-level cache, a block of B (KC x NC) in the second, a
+block of A (MC x KC) in the third. Each is then rebalanced so that the last block of a dimension
+is not a sliver.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from .kernels import KernelSpec
 
 @dataclass(frozen=True)
 class Blocks:
-    """mc, kc, nc in elements; band: rows that share the scratch home at a time."""
+    """mc, kc, nc in elements; band: columns that share the scratch home at a time."""
 
     mc: int
     kc: int
@@ -42,10 +43,11 @@ def illegal(blocks: Blocks, team: tuple[int, int, int], spec: KernelSpec) -> str
     MR, NR = spec.tile.rows, spec.tile.columns
     if min(blocks.mc, blocks.kc, blocks.nc, blocks.band) < 1:
         return f"block sizes must be positive, got {blocks}"
-    if blocks.mc % MR or blocks.band % MR:
-        return f"MC = {blocks.mc} and band = {blocks.band} must be multiples of MR = {MR}"
-    if blocks.nc % NR:
-        return f"NC = {blocks.nc} is not a multiple of NR = {NR}"
+    if blocks.mc % MR:
+        return f"MC = {blocks.mc} is not a multiple of MR = {MR}"
+    for name, extent in (("NC", blocks.nc), ("band", blocks.band)):
+        if extent % NR:
+            return f"{name} = {extent} is not a multiple of NR = {NR}"
     if min(team) < 1:
         return f"a team needs workers in every direction, got {team}"
     return ""
@@ -71,26 +73,25 @@ def cache_blocks(tile, caches) -> Blocks:
     size = tile.dtype.size
     l1, l2, l3 = caches
     MR, NR = tile.rows, tile.columns
-    # One way of the first level is left to C; the rest is shared by the two micro-panels.
-    ways = l1.ways - 1
-    kc = int(l1.size * ways / l1.ways / ((MR + NR) * size))
-    kc = max(16, min(kc, 512) // 16 * 16)
-    # Second level: all but two ways (B passing through, C), half kept for what else runs.
-    mc = int(l2.size * (l2.ways - 2) / l2.ways * 0.75 / (kc * size))
-    mc = max(MR, min(mc, 1024) // MR * MR)
-    share = l3.size / max(1, l3.shared_by)
-    nc = int(share * max(1, l3.ways - 1) / l3.ways / (kc * size))
-    nc = max(NR, min(nc, 8192) // NR * NR)
+    # The narrow panel keeps to a good half of the first level; wide ones pass through the rest.
+    kc = max(16, min(int(0.6 * l1.size / (MR * size)), DEEPEST * 4 // min(size, 8)) // 16 * 16)
+    # Second level: all but two ways (A and C passing through), three quarters of that.
+    share = l2.size / max(1, l2.shared_by) * max(1, l2.ways - 2) / l2.ways
+    nc = max(NR, min(int(0.75 * share / (kc * size)), 2048) // NR * NR)
+    share = l3.size / max(1, l3.shared_by) * max(1, l3.ways - 1) / l3.ways
+    mc = max(MR, min(int(share / (kc * size)), 4096) // MR * MR)
     return Blocks(mc, kc, nc, 1 << 40)
 
 
+DEEPEST = 384  # KC of 4-byte elements beyond which C's traffic is small anyway
+
+
 def fit(blocks: Blocks, tile, m: int, n: int, k: int, scratch_home: bool) -> Blocks:
-    """Blocks rebalanced for a problem; a scratch home bounds the band and the panel's width."""
-    mc = balanced(m, blocks.mc, tile.rows)
+    """Blocks rebalanced for a problem; a scratch home bounds MC and the band of columns."""
+    mc = balanced(m, min(blocks.mc, 1024) if scratch_home else blocks.mc, tile.rows)
     kc = balanced(k, blocks.kc, 4)
-    nc_limit = min(blocks.nc, round_up(512, tile.columns)) if scratch_home else blocks.nc
-    nc = balanced(n, nc_limit, tile.columns)
-    band = mc * max(1, 1024 // mc) if scratch_home else round_up(max(m, 1), tile.rows)
+    nc = balanced(n, blocks.nc, tile.columns)
+    band = nc * max(1, 512 // nc) if scratch_home else round_up(max(n, 1), tile.columns)
     return replace(blocks, mc=mc, kc=kc, nc=nc, band=band)
 
 

@@ -83,7 +83,7 @@ def _direct(level, a, b, out, acc, batch, threads) -> Plan:
     why = (
         f"up to {SMALL_WORK} multiply-adds: operands are read where they lie, nothing is packed",
     )
-    blocks = planning.Blocks(tile.rows, 1, tile.columns, tile.rows)
+    blocks = planning.Blocks(tile.rows, 1, tile.columns, tile.columns)
     spec = KernelSpec("direct", tile, a, b, out)
     return Plan(level, spec, blocks, (max(1, min(threads, batch)), 1, 1), why)
 
@@ -101,7 +101,7 @@ def inner_plan(a: DType, b: DType, out: DType, acc: DType, batch: int, k: int, t
     # A share of a memory-bound sum does less work for its time.
     threads = max(1, min(batch, workers_for(level, acc, batch * k // 8, threads)))
     why = (f"1-D operands: {CHAINS} chains over k, added in a fixed order",)
-    blocks = planning.Blocks(1, 1, tile.columns, 1)
+    blocks = planning.Blocks(1, 1, tile.columns, tile.columns)
     return Plan(level, KernelSpec("inner", tile, a, b, out), blocks, (threads, 1, 1), why)
 
 
@@ -113,9 +113,8 @@ def _skinny(level, a, b, out, acc, m, n, threads) -> Plan:
     threads = max(1, min(threads, n // (2 * tile.columns)))
     why = (f"{m} rows: B is read once along memory, so its bandwidth decides",)
     spec = KernelSpec("skinny", tile, a, b, out)
-    blocks = planning.Blocks(
-        tile.rows, DEPTH, planning.round_up(WIDTH, tile.columns), 2 * tile.rows
-    )
+    wide = planning.round_up(WIDTH, tile.columns)
+    blocks = planning.Blocks(2 * tile.rows, DEPTH, wide, wide)
     return Plan(level, spec, blocks, (1, 1, threads), why)
 
 
@@ -159,13 +158,13 @@ def _blocked(level, shape, named, a, b, out, acc, m, n, k, batch, scratch_home, 
         f" -> MC {blocks.mc}, KC {blocks.kc}, NC {blocks.nc}",
     ]
     if named is not None:
-        blocks = planning.Blocks(*named, band=max(named[0], 1))
+        blocks = planning.Blocks(*named, band=max(named[2], 1))
         reason = planning.illegal(blocks, (1, 1, 1), spec)
         if reason:
             raise ValueError(f"kernel={kernel!r}: {reason}")
         why[-1] = f"MC, KC, NC = {named} as named"
         if not scratch_home:
-            blocks = planning.replace(blocks, band=planning.round_up(max(m, 1), tile.rows))
+            blocks = planning.replace(blocks, band=planning.round_up(max(n, 1), tile.columns))
         team = planning.partition(batch, m, n, tile, threads, splits)
     else:
         team = planning.partition(batch, m, n, tile, threads, splits)

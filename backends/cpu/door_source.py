@@ -113,6 +113,7 @@ def make_door():
                             and peek(peek(out + 32)) == m
                             and peek(peek(out + 32) + 8) == n
                             and peek(peek(out + 40) + 8) == size
+                            and (m == 1 or peek(peek(out + 40)) != 0)
                             and peek32(out + 64) & WRITEABLE
                             and not overlaps(out, x1)
                             and not overlaps(out, x2)
@@ -167,7 +168,7 @@ def make_door():
                             poke(words + 112, min(high, peek(row + 8 * MC)))
                             poke(words + 120, peek(row + 8 * KC))
                             poke(words + 128, min(wide, peek(row + 8 * NC)))
-                            poke(words + 136, high)
+                            poke(words + 136, wide)
                             poke(words + 144, peek(row + 8 * A_ROOM))
                             poke(words + 152, peek(row + 8 * B_ROOM))
                             poke(words + 160, room)
