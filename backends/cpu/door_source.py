@@ -41,7 +41,7 @@ WRITEABLE = 0x400
 def make_door():
     """door(self, args, nargs): args are x1, x2, out (an ndarray or None); self holds the table."""
 
-    def overlaps(a, b):
+    def overlaps(a, b, size):
         # Byte ranges of two 2-D arrays with at least one element each.
         a_low = peek(a + 16)
         a_high = a_low
@@ -54,7 +54,7 @@ def make_door():
             reach = (peek(peek(b + 32) + 8 * axis) - 1) * peek(peek(b + 40) + 8 * axis)
             b_low += min(reach, 0)
             b_high += max(reach, 0)
-        return a_low <= b_high + 31 and b_low <= a_high + 31
+        return a_low < b_high + size and b_low < a_high + size
 
     def door(self, args, nargs):
         table = peek(self + 16)
@@ -115,8 +115,8 @@ def make_door():
                             and peek(peek(out + 40) + 8) == size
                             and (m == 1 or peek(peek(out + 40)) != 0)
                             and peek32(out + 64) & WRITEABLE
-                            and not overlaps(out, x1)
-                            and not overlaps(out, x2)
+                            and not overlaps(out, x1, size)
+                            and not overlaps(out, x2, size)
                         ):
                             ready = 1
                     if ready == 2 and out == 0:
