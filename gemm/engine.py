@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from . import slices
+from . import slices, symmetric
 from .execution import batches, execute
 from .planner import SKINNY_ROWS, SMALL_WORK, grain, inner_plan, make_plan
 from .targets import (
@@ -63,6 +63,11 @@ def product(
             scaled(a, b, out, alpha, beta, accumulate=accumulate, threads=threads, kernel=kernel)
         return
     if out.size == 0:
+        return
+    if kernel is None and symmetric.applies(a, b, out):
+        symmetric.product(a, b, out, lambda x, y, part: product(
+            x, y, part, accumulate=accumulate, threads=threads
+        ))  # fmt: skip
         return
     if turned(out, a.shape[-1]):
         # A real chain does not see which operand is called A.
