@@ -275,6 +275,8 @@ def fused(
                 or (target.dtype.name == acc.name)
             )
         others = [x for k, x in written.items() if k != key]
+        # The kernel steps through the batch evenly.
+        direct = direct and len(execution.batches(problem.batch, target.strides[:-2])[1]) < 2
         if not direct or operands.writes_twice(target) or operands.overlaps(target, a, b, *others):
             target = np.empty(target.shape, dtypes[key])
         written[key] = target

@@ -108,6 +108,9 @@ def test_batches_strides_and_given_outputs():
     assert got["out"] is out
     want = expected(a, b, **operands)
     check(got, want)
+    uneven = np.zeros((2, 5, 5, 34), "f4")[:, :3]
+    again = gemm.matmul(a, b, {"out": uneven}, epilogue=kinds(**operands))
+    np.testing.assert_array_equal(again["out"], got["out"])
     one = gemm.matmul(a[1, 2], b, epilogue=kinds(
         s=operands["s"], row=operands["row"], column=operands["column"][1, 2],
         tile=operands["tile"][1, 2]))  # fmt: skip
@@ -277,5 +280,5 @@ def test_a_program_prints_the_same_in_every_process():
     program = Program(float32, False, (("acc", 0), ("constant", 2.0), ("multiply", 0, 1)), (), ())
     assert repr(program) == (
         "Program(acc=float32, pairs=False, nodes=(('acc', 0), ('constant', 2.0), "
-        "('multiply', 0, 1)), operands=(), outputs=())"
+        "('multiply', 0, 1)), operands=(), outputs=(), start=2, pack_a=None, pack_b=None)"
     )
