@@ -11,11 +11,13 @@ from .addresses import (
     atomic_load,
     atomic_store,
     call,
+    float_control,
     pause,
     peek,
     peek32,
     poke,
     scratch,
+    set_float_control,
 )
 
 I32, I64 = ir.IntType(32), ir.IntType(64)
@@ -31,6 +33,8 @@ RULES = {
     atomic_add: lambda p, x: types.intp,
     atomic_exchange: lambda p, x: types.intp,
     pause: lambda: types.none,
+    float_control: lambda: types.intp,
+    set_float_control: lambda word: types.none,
 }
 
 
@@ -82,13 +86,40 @@ def _lower_update(operation):
     return lower
 
 
+def _is_x86(context) -> bool:
+    return context.machine_target.triple.startswith("x86_64")
+
+
+def _intrinsic(builder, name, result, arguments):
+    kind = ir.FunctionType(result, [x.type for x in arguments])
+    return builder.call(cgutils.get_or_insert_function(builder.module, kind, name), arguments)
+
+
+def lower_float_control(context, builder, sig, args):
+    if not _is_x86(context):
+        return _intrinsic(builder, "llvm.aarch64.get.fpcr", I64, [])
+    slot = cgutils.alloca_once(builder, I32)
+    at = builder.bitcast(slot, ir.IntType(8).as_pointer())
+    _intrinsic(builder, "llvm.x86.sse.stmxcsr", ir.VoidType(), [at])
+    return builder.zext(builder.load(slot), I64)
+
+
+def lower_set_float_control(context, builder, sig, args):
+    (word,) = _integers(context, builder, sig, args)
+    if not _is_x86(context):
+        _intrinsic(builder, "llvm.aarch64.set.fpcr", ir.VoidType(), [word])
+        return
+    slot = cgutils.alloca_once(builder, I32)
+    builder.store(builder.trunc(word, I32), slot)
+    at = builder.bitcast(slot, ir.IntType(8).as_pointer())
+    _intrinsic(builder, "llvm.x86.sse.ldmxcsr", ir.VoidType(), [at])
+
+
 def lower_pause(context, builder, sig, args):
-    x86 = context.machine_target.triple.startswith("x86_64")
+    x86 = _is_x86(context)
     parameters = [] if x86 else [I32]
-    kind = ir.FunctionType(ir.VoidType(), parameters)
     name = "llvm.x86.sse2.pause" if x86 else "llvm.aarch64.hint"
-    function = cgutils.get_or_insert_function(builder.module, kind, name)
-    builder.call(function, [ir.Constant(I32, 1)] * len(parameters))
+    _intrinsic(builder, name, ir.VoidType(), [ir.Constant(kind, 1) for kind in parameters])
 
 
 LOWERINGS = {
@@ -102,4 +133,6 @@ LOWERINGS = {
     atomic_add: _lower_update("add"),
     atomic_exchange: _lower_update("xchg"),
     pause: lower_pause,
+    float_control: lower_float_control,
+    set_float_control: lower_set_float_control,
 }

@@ -64,4 +64,13 @@ def pause():
     """Tells the core that it spins."""
 
 
+def float_control():
+    """The calling thread's floating-point control word: rounding, flushing, traps."""
+    return 0
+
+
+def set_float_control(word):
+    """Gives the calling thread a control word that `float_control` returned."""
+
+
 _kept: list = []

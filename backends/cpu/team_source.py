@@ -7,7 +7,7 @@
 
 A generation carries the number of workers it is for in its low byte, so a thread decides from
 one load whether it takes part. Waiting spins for a bounded window and then sleeps in the
-kernel, so an idle team costs no CPU time.
+kernel, so an idle team costs no CPU time. Shares run under the caller's rounding and flush mode.
 """
 
 from __future__ import annotations
@@ -18,14 +18,16 @@ from .addresses import (
     atomic_load,
     atomic_store,
     call,
+    float_control,
     pause,
     peek,
     poke,
+    set_float_control,
 )
 
 # Slots of the team's memory in bytes; what different threads write lies on different lines.
 GENERATION, DONE, SLEEPERS, CALLER_SLEEPS, OWNER = 0, 128, 256, 384, 512
-ENTRY, ARGUMENTS, SYSCALL, SPINS = 640, 648, 656, 664
+ENTRY, ARGUMENTS, SYSCALL, SPINS, CONTROL = 640, 648, 656, 664, 672
 SIZE = 768
 FUTEX, WAIT, WAKE = 0, 128, 129  # private futex operations; the call number depends on the CPU
 EVERYONE = 1 << 20
@@ -53,6 +55,7 @@ def make_worker(futex: int):
             if workers == 0:
                 running = 0
             elif index < workers:
+                set_float_control(peek(team + CONTROL))
                 call(peek(team + ENTRY), peek(team + ARGUMENTS), index, 0, 0, 0)
                 done = atomic_add(team + DONE, 1) + 1
                 if done == workers - 1 and atomic_load(team + CALLER_SLEEPS) != 0:
@@ -76,6 +79,7 @@ def make_fan_out(futex: int):
             return 1
         poke(team + ENTRY, entry)
         poke(team + ARGUMENTS, arguments)
+        poke(team + CONTROL, float_control())
         atomic_store(team + DONE, 0)
         count = (peek(team + GENERATION) >> 8) + 1
         atomic_store(team + GENERATION, (count << 8) | workers)
