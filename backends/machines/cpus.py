@@ -85,7 +85,7 @@ LEVELS = (
         "neoverse-n1",
         "+neon",
         _flags("asimd"),
-        VectorUnit(registers=32, bytes=16, latency=4, ports=2, temporaries=3),
+        VectorUnit(registers=32, bytes=16, latency=4, ports=2, temporaries=5),
     ),
 )
 

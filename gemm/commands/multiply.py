@@ -134,6 +134,10 @@ def _write(path: str, a, b, shape, dtype, threads, progress: Callable[[float], N
             np.save(file, np.empty(shape, dtype))
         return
     result = np.lib.format.open_memmap(path, mode="w+", dtype=dtype, shape=shape)
+    if a.ndim == b.ndim == 1:
+        result[()] = gemm.matmul(a, b)
+        result.flush()
+        return
     a = a[None, :] if a.ndim == 1 else a
     b = b[:, None] if b.ndim == 1 else b
     batch = np.broadcast_shapes(a.shape[:-2], b.shape[:-2])

@@ -4,6 +4,10 @@ The reference target and `oracle.chain` are the oracle. A chain of an element de
 of A, its column of B and K only, so the oracle runs once for each K at the largest size.
 """
 
+import os
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 
@@ -117,11 +121,24 @@ def test_a_kernel_that_cannot_be_had_is_refused_with_the_numbers(kernel, message
     assert (out == 5).all()
 
 
-def test_the_environment_forces_a_level(monkeypatch):
-    a = random((9, 7), "float32")
-    name = list(RUNNABLE)[-1]
-    monkeypatch.setenv("GEMM_ISA", name)
-    assert same_bits(gemm.matmul(a, a.T, threads=1), gemm.matmul(a, a.T, kernel=name))
-    monkeypatch.setenv("GEMM_ISA", "pentium")
-    with pytest.raises(ValueError, match="GEMM_ISA='pentium': this machine runs"):
-        gemm.matmul(a, a.T)
+def test_the_environment_forces_a_level():
+    code = """
+import numpy as np, gemm
+from gemm.backends.cpu import kernels
+a = np.arange(63, dtype=np.float32).reshape(9, 7)
+for _ in range(20):
+    c = gemm.matmul(a, a.T)
+print(*{name for name, _ in kernels.loaded()}, np.array_equal(c, np.einsum("ik,jk", a, a)))
+"""
+    for name in RUNNABLE:
+        environment = {**os.environ, "GEMM_ISA": name}
+        done = subprocess.run(
+            [sys.executable, "-c", code], env=environment, capture_output=True, text=True
+        )
+        assert done.stdout.split() == [name, "True"], done.stderr
+    done = subprocess.run(
+        [sys.executable, "-c", code], env={**os.environ, "GEMM_ISA": "pentium"},
+        capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert "ValueError: GEMM_ISA='pentium': this machine runs" in done.stderr
