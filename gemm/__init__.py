@@ -1,6 +1,7 @@
 """gemm: a portable, single-source matrix-multiplication engine in pure Python."""
 
 import os as _os
+from typing import Any as _Any
 
 if not _os.path.isdir(_os.path.join(__path__[0], "backends")):
     # A checkout: backends, microkernels and perf lie beside this folder.
@@ -89,7 +90,7 @@ _LAZY = {
 }
 
 
-def __getattr__(name: str) -> object:
+def __getattr__(name: str) -> _Any:
     from importlib import import_module
 
     if name in _MODULES:

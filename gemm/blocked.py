@@ -84,7 +84,8 @@ def make_store(shape: TileShape, out: DType):
 def make_macro_kernel(shape: TileShape, write_back, unroll: int, flip: bool = False):
     """Loops 2 and 1: an MC x NC block of the output from a packed block of A and one of B.
 
-    flip: each tile first loses the surplus `sums` of its columns. (row, column): where the block starts in matrix `batch` of the output.
+    flip: each tile first loses the surplus `sums` of its columns. (row, column): where the block
+    starts in matrix `batch` of the output.
     """
     MR, NR, size = shape.rows, shape.columns, shape.dtype.size
     micro_kernel = make_outer_product(unroll)

@@ -8,6 +8,7 @@ only after a number of small calls, so that a cold first call compiles one kerne
 from __future__ import annotations
 
 import os
+from typing import Any
 
 import numpy as np
 
@@ -24,7 +25,7 @@ ALONE_WORK = 512**3  # beyond this the Python path costs nothing that shows
 MOST_WORKERS = 4  # more are only worth it for work that the Python path does not delay
 RELEASE_WORK = 1 << 18  # multiply-adds from which other Python threads get the GIL
 
-_door = None
+_door: Any = None
 _tried = False
 _calls: dict[str, int] = {}
 _served: set[str] = set()

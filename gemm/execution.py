@@ -7,8 +7,10 @@ plans run at the same time: a few times workers * (MC * KC + KC * NC) elements.
 from __future__ import annotations
 
 import ctypes
+import os
 import struct
 import threading
+from typing import Any
 
 import numpy as np
 
@@ -22,6 +24,14 @@ _PAGE = 4096
 KEPT = 4
 _spare: list[tuple[int, int, np.ndarray]] = []
 _spare_lock = threading.Lock()
+
+if hasattr(os, "register_at_fork"):
+    # Taken over a fork, so that no other thread holds it, for ever, in the child.
+    os.register_at_fork(
+        before=_spare_lock.acquire,
+        after_in_parent=_spare_lock.release,
+        after_in_child=_spare_lock.release,
+    )
 
 
 def take_space(nbytes: int) -> tuple[int, int, np.ndarray]:
@@ -113,8 +123,8 @@ class Prepared:
         self.fixed = (
             blocks.mc, blocks.kc, blocks.nc, blocks.band, a_room, b_room, worker_room,
         )  # fmt: skip
-        self.team = None
-        self.entry = None
+        self.team: Any = None
+        self.entry: Any = None
         if plan.level != "reference":
             from gemm.backends.cpu import kernels
             from gemm.backends.cpu.team import team

@@ -100,7 +100,7 @@ def overlaps(out: np.ndarray, *operands: np.ndarray) -> bool:
         if not np.may_share_memory(out, x):
             continue
         try:
-            if np.shares_memory(out, x, max_work=_OVERLAP_WORK):
+            if np.shares_memory(out, x, max_work=_OVERLAP_WORK):  # type: ignore[arg-type]
                 return True
         except np.exceptions.TooHardError:
             return True

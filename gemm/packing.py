@@ -10,8 +10,8 @@
 
 `count` runs along M for A and along N for B: the same routine serves both. Values are widened
 to the compute type on the way; a panel that reaches beyond `count` repeats the last real row,
-so every lane computes what a real one computes. Any strides in bytes: the two unit-stride cases move whole
-vectors (the second through a transposed block), the rest goes element by element.
+so every lane computes what a real one computes. Any strides in bytes: the two unit-stride cases
+move whole vectors (the second through a transposed block), the rest goes element by element.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def make_pack(panel: int, lanes: int, source: DType, wide: DType):
         # Adjacent along k: square blocks are transposed in registers. Pieces go backwards so
         # that the overhang of one is overwritten by the next.
         whole = (k - 1) // lanes
-        for block in range(whole):
+        for _ in range(whole):
             for back in range(pieces):
                 at = (pieces - 1 - back) * lanes
                 first = min(at, left - 1)

@@ -158,7 +158,7 @@ def _blocked(level, shape, named, a, b, out, acc, m, n, k, batch, scratch_home, 
         f" -> MC {blocks.mc}, KC {blocks.kc}, NC {blocks.nc}",
     ]
     if named is not None:
-        blocks = planning.Blocks(*named, band=max(named[2], 1))
+        blocks = planning.Blocks(named[0], named[1], named[2], band=max(named[2], 1))
         reason = planning.illegal(blocks, (1, 1, 1), spec)
         if reason:
             raise ValueError(f"kernel={kernel!r}: {reason}")

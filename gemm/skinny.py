@@ -106,7 +106,7 @@ def make_skinny(shape: TileShape, a: DType, b: DType, out: DType, unroll: int = 
     Either bcs or brs is the size of an element of B. Team: over columns only. hrs: row step of
     the scratch home (m rows of `WIDTH` columns a worker), 0 where the home is `out`.
     """
-    acc, size = shape.dtype, shape.dtype.size
+    acc = shape.dtype
     many, single = shape, replace(shape, rows=1, vectors=2 * shape.vectors)
     b_size = b.size
     rows_down = make_along_rows(many, make_store(many, out), unroll)

@@ -13,7 +13,9 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True, eq=False)
 class DType:
-    """One object for each type, compared by identity. name: NumPy's (or ml_dtypes') name; kind: f, i, u or c; bits: size in memory;
+    """One object for each type, compared by identity.
+
+    name: NumPy's (or ml_dtypes') name; kind: f, i, u or c; bits: size in memory;
     compute: name of the type the loads widen to; group: values of k in one element of a panel
     (gemm/grouping.py)."""
 

@@ -206,10 +206,8 @@ def _grouped(t, a, row_step, b, n):
     bv = load_lanes(b, columns, n).astype(np.int32)
     if b.dtype.name == "bfloat16x2":
         for half in (np.uint32(0xFFFF0000), np.uint32(0xFFFF)):
-            x, y = (
-                ((u.view(np.uint32) & half) << np.uint32(0 if half > 0xFFFF else 16)).view(np.float32)
-                for u in (av, bv)
-            )
+            up = np.uint32(0 if half > 0xFFFF else 16)
+            x, y = (((u.view(np.uint32) & half) << up).view(np.float32) for u in (av, bv))
             t = fused_multiply_add(x[:, None], y[None], t)
         return t
     parts = {2: (np.int16, np.int16), 4: (np.uint8, np.int8)}[b.dtype.group]

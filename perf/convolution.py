@@ -243,7 +243,9 @@ def main() -> None:
 
 def _table(network: str, batch: int, threads: int, seconds: float) -> None:
     print(f"\n{network}, batch {batch}, {threads} threads")
-    better, first, depth, gather = [], [], [], []
+    better: list[float] = []
+    depth: list[float] = []
+    first, gather = [], []
     for layer in distinct(network):
         times = _measure(layer, batch, threads, seconds)
         theirs = min((t for n, t in times.items() if n.startswith("torch")), default=math.nan)

@@ -14,6 +14,7 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Literal
 
 for _name in ("OPENBLAS_CORETYPE", "OPENBLAS_L2_SIZE"):
     os.environ.pop(_name, None)
@@ -98,7 +99,7 @@ def square(dtype: str, n: int, threads: int, rng, out: str | None = None) -> Lin
     return Line(f"{dtype} n={n}", dtype, work, ours, peer, name, check)
 
 
-def shaped(dtype: str, m: int, n: int, k: int, rng, b_order: str = "C") -> Line:
+def shaped(dtype: str, m: int, n: int, k: int, rng, b_order: Literal["C", "F"] = "C") -> Line:
     """m x k by k x n with B in C or Fortran order, against NumPy."""
     a = _random((m, k), dtype, rng)
     b = np.asarray(_random((k, n), dtype, rng), order=b_order)

@@ -61,7 +61,8 @@ def main(arguments: list[str] | None = None) -> None:
             out.fill(np.nan)
             engine.product(a, b, out, kernel=name)
             same = bool((out == reference).all())
-            ours, theirs = [], []
+            ours: list[float] = []
+            theirs: list[float] = []
             deadline = time.perf_counter() + options.seconds
             while len(ours) < 3 or time.perf_counter() < deadline:
                 for kept, kernel in ((ours, None), (theirs, name)):

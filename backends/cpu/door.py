@@ -1,4 +1,4 @@
-"""Installs the door (see door_source.py) as a Python callable, with every layout it relies on tested.
+"""Installs the door (see door_source.py) as a Python callable; tests every layout it relies on.
 
 Where the layout does not hold (free-threaded or debug builds, other implementations), where no
 kernel can be had, or with GEMM_DOOR=0, `open_door` returns None and calls walk through Python.
@@ -69,7 +69,7 @@ def layout_holds() -> bool:
 def _empty_function() -> int:
     """Address of NumPy's PyArray_Empty (nd, dims, descr, fortran), tested by one call."""
     try:
-        from numpy._core import _multiarray_umath as umath
+        from numpy._core import _multiarray_umath as umath  # type: ignore[attr-defined]
     except ImportError:
         from numpy.core import _multiarray_umath as umath
     get = ctypes.pythonapi.PyCapsule_GetPointer

@@ -12,6 +12,7 @@ import os
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 from .. import kernel_cache
 from ..machines.cpus import CPULevel
@@ -20,6 +21,13 @@ from . import loader, machine
 ENTRY = "kernel"
 LOWERING = "gemm.backends.cpu.lowering"
 _lock = threading.RLock()
+
+if hasattr(os, "register_at_fork"):
+    # A fork waits for the compilation in progress: the child could never finish it.
+    os.register_at_fork(
+        before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_lock.release
+    )
+
 compiled: list[str] = []  # labels of the kernels compiled by this process, in order
 
 
@@ -44,11 +52,10 @@ def sources_digest() -> str:
     import gemm.backends
     import gemm.microkernels
 
-    files = []
-    for package, pattern in ((gemm.microkernels, "*.py"), (gemm.backends, "*.py")):
-        files += Path(package.__path__[0]).glob(pattern)
-    files += Path(gemm.backends.__path__[0]).glob("cpu/*.py")
-    files += Path(gemm.backends.__path__[0]).glob("machines/*.py")
+    backends = Path(next(iter(gemm.backends.__path__)))
+    files = list(Path(next(iter(gemm.microkernels.__path__))).glob("*.py"))
+    for pattern in ("*.py", "cpu/*.py", "machines/*.py"):
+        files += backends.glob(pattern)
     files += [Path(gemm.__file__).parent / name for name in KERNEL_SOURCES]
     parts: list[object] = []
     for file in sorted(files):
@@ -57,7 +64,8 @@ def sources_digest() -> str:
 
 
 KERNEL_SOURCES = (
-    "batch.py", "blocked.py", "grouping.py", "inner.py", "kernels.py", "packing.py", "skinny.py", "small.py",
+    "batch.py", "blocked.py", "grouping.py", "inner.py", "kernels.py", "packing.py", "skinny.py",
+    "small.py",
     "epilogues/prepare.py", "epilogues/program.py", "epilogues/write_back.py",
 )  # fmt: skip
 
@@ -124,7 +132,7 @@ def compile_kernel(level: CPULevel, build, entry: str = "table") -> bytes:
     return data
 
 
-_entries: dict[tuple, ctypes._CFuncPtr] = {}
+_entries: dict[tuple, Any] = {}
 
 
 def entry(level: CPULevel, spec):
@@ -143,7 +151,7 @@ def entry(level: CPULevel, spec):
                 kernel_cache.put(key_of(level, repr(spec)), data)
                 address = loader.load(data, ENTRY)
             function = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p, ctypes.c_int64)(address)
-            function.address = address
+            function.address = address  # type: ignore[attr-defined]
             _entries[level.name, spec] = function
     return _entries[level.name, spec]
 

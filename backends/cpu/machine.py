@@ -86,7 +86,8 @@ def _architecture() -> str:
 
 def _facts() -> tuple[str, frozenset[str]]:
     """(model name, feature flags as Linux spells them)."""
-    name, flags, vendor = platform.processor() or platform.machine(), frozenset(), ""
+    name, vendor = platform.processor() or platform.machine(), ""
+    flags: frozenset[str] = frozenset()
     for line in _read(Path("/proc/cpuinfo")).splitlines():
         key, _, value = line.partition(":")
         key = key.strip().lower()

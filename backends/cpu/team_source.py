@@ -62,7 +62,7 @@ def make_worker(futex: int):
                     call(peek(team + SYSCALL), futex, team + DONE, WAKE, EVERYONE, 0)
         return 0
 
-    worker.label = "team worker"
+    worker.label = "team worker"  # type: ignore[attr-defined]
     return worker, ("integer",)
 
 
@@ -99,7 +99,7 @@ def make_fan_out(futex: int):
         atomic_store(team + OWNER, 0)
         return 0
 
-    fan_out.label = "team fan-out"
+    fan_out.label = "team fan-out"  # type: ignore[attr-defined]
     return fan_out, ("integer",) * 4
 
 

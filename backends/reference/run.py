@@ -17,7 +17,7 @@ from gemm.microkernels.vocabulary import Pointer
 try:
     from numpy.lib.array_utils import byte_bounds
 except ImportError:  # NumPy 1
-    from numpy import byte_bounds
+    from numpy import byte_bounds  # type: ignore[attr-defined, no-redef]
 
 
 def pointer(array: np.ndarray, dtype: DType) -> Pointer:
@@ -27,7 +27,7 @@ def pointer(array: np.ndarray, dtype: DType) -> Pointer:
     if array.size == 0:
         return Pointer(np.empty(0, np.uint8), 0, dtype)
     block = (ctypes.c_uint8 * (high - low)).from_address(low)
-    memory = np.frombuffer(block, np.uint8)
+    memory = np.frombuffer(block, np.uint8)  # type: ignore[call-overload]
     return Pointer(memory, address - low, dtype)
 
 
