@@ -33,6 +33,8 @@ from .team import PackPlan, TeamPlan, build
 LARGEST_GRID = 2**31 - 1
 TABLE_ROWS = 4
 KEPT_SIGNATURES = 512
+# Stages (of 128 k) of 8-bit floats that the matrix unit sums before they join the float32 total.
+FLOAT8_CHAIN = 4
 PRECISIONS = (None, "tf32", "tf32x3")
 
 
@@ -64,9 +66,7 @@ class Matrix:
         along = self.along()
         if not along or not self.aligned:
             return False
-        extent, step = (
-            (self.rows, self.row_step) if along == "k" else (self.depth, self.k_step)
-        )
+        extent, step = (self.rows, self.row_step) if along == "k" else (self.depth, self.k_step)
         steps = [step] if extent > 1 else []
         return all(0 <= s < 2**40 and s % 16 == 0 for s in [*steps, *batch_steps]) and all(
             s > 0 for s in steps
@@ -200,9 +200,16 @@ def _round(x: int, step: int) -> int:
     return -(-x // step) * step
 
 
+def _kernel(backend, device, plan: TeamPlan):
+    reason = plan.illegal()
+    if reason:
+        raise ValueError(f"{plan.label}: {reason}")
+    return backend.kernel(device, plan, build)
+
+
 def _ring(backend, device, plan: TeamPlan, s: Signature, name: str, parts_k: int = 0) -> Launch:
     """A launch of `make_ring_kernel`."""
-    kernel = backend.kernel(device, plan, build)
+    kernel = _kernel(backend, device, plan)
     m, n, k = s.a.rows, s.b.rows, s.a.depth
     bm, bn, bk = plan.block
     inner, outer = _axes(s)
@@ -227,11 +234,11 @@ def _ring(backend, device, plan: TeamPlan, s: Signature, name: str, parts_k: int
     flags = [int(bool(axis[i])) for i in (1, 2) for axis in (inner, outer)]
     tail = (m, n, -(-k // bk), parts_k, rows, columns, spans, inner[0], *flags, s.c_row,
             inner[3], outer[3])  # fmt: skip
-    box_map, launch = device.box_map, kernel.launch
+    box_map, launch = device.box_map, kernel.bind(grid, *tail)
 
     def run(a, b, c, stream, scale_a=0, scale_b=0):
         c_map = box_map(c, *c_box) if c_box else NO_BOX
-        launch(grid, stream, box_map(a, *a_box), box_map(b, *b_box), c_map, c, scale_a, scale_b, *tail)
+        launch(stream, box_map(a, *a_box), box_map(b, *b_box), c_map, c, scale_a, scale_b)
 
     return run
 
@@ -243,7 +250,7 @@ def _table(batch) -> bytes:
 
 def _team(backend, device, plan: TeamPlan, s: Signature) -> Launch:
     """A launch of `make_team_kernel`."""
-    kernel = backend.kernel(device, plan, build)
+    kernel = _kernel(backend, device, plan)
     m, n, k = s.a.rows, s.b.rows, s.a.depth
     bm, bn, _ = plan.block
     rows, columns = -(-m // bm), -(-n // bn)
@@ -251,10 +258,10 @@ def _team(backend, device, plan: TeamPlan, s: Signature) -> Launch:
     grid = min(spans, device.units * 16)
     tail = (_table(s.batch), m, n, k, s.a.row_step, s.a.k_step, s.b.k_step, s.b.row_step, s.c_row,
             rows, columns, spans)  # fmt: skip
-    launch = kernel.launch
+    launch = kernel.bind(grid, *tail)
 
     def run(a, b, c, stream, scale_a=0, scale_b=0):
-        launch(grid, stream, a, b, c, *tail)
+        launch(stream, a, b, c)
 
     return run
 
@@ -266,23 +273,29 @@ def _pack(backend, device, plan: PackPlan, m: Matrix, batch, dst_row: int, part_
     spans = -(-m.rows // plan.stage.rows) * across * math.prod(row[0] for row in batch)
     tail = (_table([(*row, 0) for row in batch]), m.rows, m.depth, m.row_step, m.k_step, dst_row,
             part_step, across, spans)  # fmt: skip
-    grid = min(spans, device.units * 8)
+    launch = kernel.bind(min(spans, device.units * 8), *tail)
 
     def run(src, dst, stream):
-        kernel.launch(grid, stream, dst, src, *tail)
+        launch(stream, dst, src)
 
     return run
 
 
-def _packed(backend, device, s: Signature, which: int, parts: int = 1):
-    """(signature with operand `which` packed, bytes, run, k of a part)."""
+def _packed(backend, device, s: Signature, which: int, along: str = "k", parts: int = 1):
+    """(signature with operand `which` packed, bytes, run, k of a part).
+
+    along: the index made adjacent; lines start at multiples of 16 bytes.
+    """
     old = s.b if which else s.a
     size = old.dtype.size
-    part_k = _round(old.depth, 128 // size)
-    row = part_k * size * parts
-    plan = plans.pack_plan(old.dtype, old.near(), None, parts)
-    matrix_bytes = row * old.rows
-    steps, total, source = [], matrix_bytes, []
+    # Packing is symmetric in the two indices: `turned` calls the adjacent one its depth.
+    turned = old if along == "k" else replace(
+        old, rows=old.depth, depth=old.rows, row_step=old.k_step, k_step=old.row_step
+    )  # fmt: skip
+    part = _round(turned.depth, 128 // size)
+    line = part * size * parts
+    plan = plans.pack_plan(old.dtype, turned.near(), None, parts)
+    steps, total, source = [], line * turned.rows, []
     for extent, *axis in s.batch:
         step = axis[which]
         if step == 0 or extent == 1:
@@ -291,14 +304,37 @@ def _packed(backend, device, s: Signature, which: int, parts: int = 1):
         source.append((extent, step, total))
         steps.append(total)
         total *= extent
-    run = _pack(backend, device, plan, old, source, row, part_k * size)
-    new = Matrix(old.rows, old.depth, row, size, old.dtype, True)
+    run = _pack(backend, device, plan, turned, source, line, part * size)
+    row_step, k_step = (line, size) if along == "k" else (size, line)
+    new = Matrix(old.rows, old.depth, row_step, k_step, old.dtype, True)
     batch = []
     for (extent, *axis), step in zip(s.batch, steps, strict=True):
         axis[which] = step
         batch.append((extent, *axis))
     s = replace(s, batch=tuple(batch), **{"b" if which else "a": new})
-    return s, total, run, part_k
+    return s, total, run, part
+
+
+def _after_packs(device, packs, launch: Launch) -> Launch:
+    """`launch` on operands packed before it; packs: (which, bytes, run)."""
+    if not packs:
+        return launch
+
+    def run(a, b, c, stream, scale_a=0, scale_b=0):
+        room = [a, b]
+        taken = []
+        try:
+            for which, nbytes, pack in packs:
+                space = device.allocate(nbytes, stream)
+                taken.append(space)
+                pack(room[which], space, stream)
+                room[which] = space
+            launch(room[0], room[1], c, stream, scale_a, scale_b)
+        finally:
+            for space in taken:
+                device.free(space, stream)
+
+    return run
 
 
 def _boxable(s: Signature) -> tuple[bool, bool, bool]:
@@ -310,11 +346,17 @@ def _boxable(s: Signature) -> tuple[bool, bool, bool]:
     return a, b, c
 
 
+def _blocks(s: Signature, bm: int, bn: int) -> int:
+    """Blocks of this size in the result, 0 where more than half of their area would be empty."""
+    m, n = s.a.rows, s.b.rows
+    down, across = -(-m // bm), -(-n // bn)
+    return down * across * s.count if 2 * m * n > down * bm * across * bn else 0
+
+
 def prepare(backend, device, s: Signature) -> Launch:
     """What to launch for a signature with M, N, K >= 1 and at most two batch rows."""
     facts = device.target
     unit, kind = unit_of(facts, s)
-    m, n, k = s.a.rows, s.b.rows, s.a.depth
     a_fits, b_fits, c_fits = _boxable(s)
     batched = s.count > 1
     if unit == "wide":
@@ -322,19 +364,21 @@ def prepare(backend, device, s: Signature) -> Launch:
     acc = accumulator(s.a.dtype, s.out)
     boxes = facts.boxes and facts.wide and a_fits and b_fits and s.out == acc == s.a.dtype
     along = (s.a.along(), s.b.along())
-    large = -(-m // 128) * -(-n // 128) * s.count >= device.units // 2
+    large = _blocks(s, 128, 128) >= device.units // 2
     if unit == "matrix" and kind == "float64" and boxes:
         tile, across = ((128, 64), 2) if large else ((64, 64), 1)
         store = "box" if c_fits else "rows"
         plan = plans.ring_plan(facts, "matrix", float64, s.out, along, tile, (8, 8), 1, across,
                                store, batched)  # fmt: skip
         return _ring(backend, device, plan, s, "float64")
-    waves = -(-m // 256) * -(-n // 128) * s.count
-    if unit == "lanes" and s.a.dtype.name == "float32" and boxes and waves >= device.units * 0.8:
-        store = "box" if c_fits else "rows"
-        plan = plans.ring_plan(facts, "lanes", float32, s.out, along, (128, 128), (8, 16), 2, 1,
-                               store, batched)  # fmt: skip
-        return _ring(backend, device, plan, s, "float32")
+    wanted = facts.boxes and facts.wide and s.out == acc == s.a.dtype == s.b.dtype
+    if (
+        unit == "lanes"
+        and acc.name == "float32"
+        and wanted
+        and _blocks(s, 256, 128) >= device.units * 0.8
+    ):
+        return _prepare_lanes(backend, device, s)
     same = s.a.dtype == s.b.dtype == acc or unit == "matrix"
     along_ok = unit == "lanes" or kind in ("float16", "bfloat16", "float64") or along == ("k", "k")
     steady = a_fits and b_fits and same and facts.async_copies and along_ok
@@ -356,7 +400,7 @@ def _team_plan(facts, unit, kind, s, acc, along, route, near, large) -> TeamPlan
         if kind == "float64":
             tile, down, across = (128, 64) if large else (64, 64), 1, 1
         if route == "held":
-            tile, down, across = (64, 32), 2 if kind != "float64" else 1, 2
+            tile, down, across = (64, 32), 1, 2
         stages = 3 if route == "async" else 2
         return plans.team_plan(facts, unit, kind, a, b, out, acc, along, route, tile, (8, 8), down,
                                across, stages, near)  # fmt: skip
@@ -365,6 +409,22 @@ def _team_plan(facts, unit, kind, s, acc, along, route, near, large) -> TeamPlan
                                1, 2, 2, near)  # fmt: skip
     tile, lane = plans.lanes_shape(acc)
     return plans.team_plan(facts, unit, kind, a, b, out, acc, along, route, tile, lane, near=near)
+
+
+def _prepare_lanes(backend, device, s: Signature) -> Launch:
+    """The large float32 chain. Lanes read fastest where rows are adjacent in both panels, and
+    nearly so where k is in both; a mixed pair is packed, which costs 2 % at 4096."""
+    packs = []
+    fits, along = _boxable(s), (s.a.along(), s.b.along())
+    if not (fits[0] and fits[1] and along == ("k", "k")):
+        for which in (0, 1):
+            if not fits[which] or along[which] != "rows":
+                s, nbytes, run, _ = _packed(backend, device, s, which, "rows")
+                packs.append((which, nbytes, run))
+    store = "box" if _boxable(s)[2] else "rows"
+    plan = plans.ring_plan(device.target, "lanes", float32, s.out, (s.a.along(), s.b.along()),
+                           (128, 128), (8, 16), 2, 1, store, s.count > 1)  # fmt: skip
+    return _after_packs(device, packs, _ring(backend, device, plan, s, "float32"))
 
 
 def _prepare_wide(backend, device, s: Signature, kind: str) -> Launch:
@@ -377,41 +437,32 @@ def _prepare_wide(backend, device, s: Signature, kind: str) -> Launch:
         matrix = s.b if which else s.a
         fits = _boxable(s)[which] and (any_order or matrix.along() == "k")
         if parts > 1 or not fits:
-            s, nbytes, run, part_k = _packed(backend, device, s, which, parts)
+            s, nbytes, run, part_k = _packed(backend, device, s, which, "k", parts)
             packs.append((which, nbytes, run))
     m, n, k = s.a.rows, s.b.rows, s.a.depth
     chain = 0
-    if parts > 1 or (kind.startswith("float8") and not s.fast):
+    if parts > 1:
         chain = 1
+    elif kind.startswith("float8") and not s.fast:
+        chain = FLOAT8_CHAIN
     size = s.a.dtype.size
     least = 128 // size if s.b.along() == "rows" else 32
     block = wide_block(device.units, m, n, k, size, s.count, bool(chain), least)
     c_fits = _boxable(s)[2] and block[1] * s.out.size >= 128
-    peers = 2 if block[0] == 128 and m > 128 and -(-m // 256) * -(-n // block[1]) * s.count * 2 >= device.units else 1
+    peers = (
+        2
+        if block[0] == 128
+        and m > 128
+        and -(-m // 256) * -(-n // block[1]) * s.count * 2 >= device.units
+        else 1
+    )
     plan = plans.wide_plan(
         facts, kind, s.a.dtype, s.b.dtype, s.out, block, (s.a.along(), s.b.along()), peers, chain,
         parts, "box" if c_fits else "rows", s.count > 1, s.scaled,
     )  # fmt: skip
     name = "tf32" if kind == "tf32" and parts == 1 else s.a.dtype.name
     launch = _ring(backend, device, plan, s, name, part_k if parts > 1 else 0)
-    if not packs:
-        return launch
-
-    def run(a, b, c, stream, scale_a=0, scale_b=0):
-        room = [a, b]
-        taken = []
-        try:
-            for which, nbytes, pack in packs:
-                space = device.allocate(nbytes, stream)
-                taken.append(space)
-                pack(room[which], space, stream)
-                room[which] = space
-            launch(room[0], room[1], c, stream, scale_a, scale_b)
-        finally:
-            for space in taken:
-                device.free(space, stream)
-
-    return run
+    return _after_packs(device, packs, launch)
 
 
 # -- the call ------------------------------------------------------------------------------------
@@ -447,7 +498,9 @@ def batch_shape(a, b) -> tuple[int, ...]:
     out = []
     for x, y in itertools.zip_longest(reversed(a), reversed(b), fillvalue=1):
         if x != y and 1 not in (x, y):
-            raise ValueError(f"batch dimensions {tuple(a)} and {tuple(b)} do not broadcast together")
+            raise ValueError(
+                f"batch dimensions {tuple(a)} and {tuple(b)} do not broadcast together"
+            )
         out.append(y if x == 1 else x)
     return tuple(reversed(out))
 
@@ -478,7 +531,8 @@ def matmul(backend, a, b, out=None, *, dtype=None, precision=None, split_k=None,
     accumulate in the matrix unit alone. TypeError, ValueError: before anything is launched.
     """
     address_a, address_b, key, producers = backend.glance(a, b)
-    key = (key, dtype, precision, split_k, fast, scale_a is None)
+    if dtype or precision or split_k or fast or scale_a is not None:
+        key = (key, dtype, precision, split_k, fast, scale_a is None)
     address_c = 0
     if out is not None:
         address_c, _, key_c, more = backend.glance(out, out)
@@ -527,7 +581,9 @@ def _decide(backend, va, vb, vo, dtype, precision, split_k, scale_a, scale_b, fa
         result = vo.dtype
     else:
         result = DTYPES["bfloat16"] if promoted.name.startswith("float8") else promoted
-    if (result.kind in "fc") != (promoted.kind in "fc") or (promoted.kind == "c") > (result.kind == "c"):
+    if (result.kind in "fc") != (promoted.kind in "fc") or (promoted.kind == "c") > (
+        result.kind == "c"
+    ):
         raise TypeError(f"a product of {promoted} cannot be stored as {result}")
     a2 = va if len(va.shape) > 1 else va._replace(shape=(1, *va.shape), strides=(0, *va.strides))
     b2 = vb if len(vb.shape) > 1 else vb._replace(shape=(*vb.shape, 1), strides=(*vb.strides, 0))
@@ -561,7 +617,9 @@ def _decide(backend, va, vb, vo, dtype, precision, split_k, scale_a, scale_b, fa
             c_steps.append(size)
         c_address = vo.address
     for v, name in ((va, "a"), (vb, "b"), (vo, "out")):
-        if v is not None and (v.address % v.dtype.real.size or any(s % v.dtype.real.size for s in v.strides)):
+        if v is not None and (
+            v.address % v.dtype.real.size or any(s % v.dtype.real.size for s in v.strides)
+        ):
             raise ValueError(f"{name} is not aligned to its {v.dtype.real.size}-byte elements")
     if 0 in shape:
         return shape, result, None, device
@@ -589,7 +647,9 @@ def _any_result(backend, device, s: Signature, c_column: int, split_k) -> Launch
     if s.c_row == size or m == 1:
         # Columns of the result are adjacent: compute its transpose; a chain does not see it.
         batch = tuple((e, y, x, z) for e, x, y, z in s.batch)
-        run = _any_batch(backend, device, replace(s, a=s.b, b=s.a, c_row=c_column, batch=batch), split_k)
+        run = _any_batch(
+            backend, device, replace(s, a=s.b, b=s.a, c_row=c_column, batch=batch), split_k
+        )
         return lambda a, b, c, stream, x=0, y=0: run(b, a, c, stream, y, x)
     # Neither is: a contiguous result first, then element by element.
     steps, total, copies = [], m * n * size, []
@@ -597,7 +657,9 @@ def _any_result(backend, device, s: Signature, c_column: int, split_k) -> Launch
         steps.append((extent, x, y, total))
         copies.append((extent, total, z))
         total *= extent
-    run = _any_batch(backend, device, replace(s, c_row=n * size, c_aligned=True, batch=tuple(steps)), split_k)
+    run = _any_batch(
+        backend, device, replace(s, c_row=n * size, c_aligned=True, batch=tuple(steps)), split_k
+    )
     plan = plans.pack_plan(s.out, "k")
     row = Matrix(n, 1, size, size, s.out, True)
     copies = [(m, n * size, s.c_row), *copies]
@@ -637,7 +699,9 @@ def _any_batch(backend, device, s: Signature, split_k) -> Launch:
         part = prepare_parts(backend, device, s, inner, (most_of, *steps))
         pieces = [(i * most_of, part) for i in range(whole)]
         if rest:
-            pieces.append((whole * most_of, prepare_parts(backend, device, s, inner, (rest, *steps))))
+            pieces.append(
+                (whole * most_of, prepare_parts(backend, device, s, inner, (rest, *steps)))
+            )
         return _each(outer, [(tuple(at * x for x in steps), run) for at, run in pieces])
     run = prepare(backend, device, _uneven(replace(s, batch=tuple(inner)), outer))
     return _each(outer, [((0, 0, 0), run)])
@@ -665,7 +729,9 @@ def _each(outer, pieces) -> Launch:
 
     def run(a, b, c, stream, scale_a=0, scale_b=0):
         for index in itertools.product(*(range(row[0]) for row in outer)):
-            x, y, z = (sum(i * row[j] for i, row in zip(index, outer, strict=True)) for j in (1, 2, 3))
+            x, y, z = (
+                sum(i * row[j] for i, row in zip(index, outer, strict=True)) for j in (1, 2, 3)
+            )
             for (p, q, r), piece in pieces:
                 piece(a + x + p, b + y + q, c + z + r, stream, scale_a, scale_b)
 
@@ -720,20 +786,27 @@ def _split(backend, device, s: Signature, slices: int) -> Launch:
     total = Signature(ones, values, s.out, s.c_row, s.c_aligned, batch)
     near = ("k", "rows")
     tile, lane = plans.lanes_shape(acc)
-    plan = plans.team_plan(device.target, "lanes", "", acc, acc, s.out, acc, near, "held", tile, lane,
-                           near=near)  # fmt: skip
+    plan = plans.team_plan(
+        device.target, "lanes", "", acc, acc, s.out, acc, near, "held", tile, lane, near=near
+    )
     add = _team(backend, device, plan, total)
-    one = struct.pack({"float32": "f", "float64": "d", "int32": "i", "int64": "q"}[acc.name], 1)
+    code = {"float32": "f", "float64": "d", "int32": "i", "int64": "q"}[acc.name]
+    one = device.constant(struct.pack(code, 1))
 
     def run(a, b, c, stream, scale_a=0, scale_b=0):
-        space = device.allocate(count * partial + 16, stream)
+        space = device.allocate(count * partial, stream)
         try:
             main(a, b, space, stream, 0, 0)
             if tail is not None:
-                tail(a + whole * steps[0], b + whole * steps[1], space + whole * partial, stream, 0, 0)
-            unit_at = space + count * partial
-            device.write(unit_at, one, stream)
-            add(unit_at, space, c, stream)
+                tail(
+                    a + whole * steps[0],
+                    b + whole * steps[1],
+                    space + whole * partial,
+                    stream,
+                    0,
+                    0,
+                )
+            add(one, space, c, stream)
         finally:
             device.free(space, stream)
 

@@ -176,6 +176,12 @@ class TeamPlan:
         share = t.b.rows // self.peers * t.b.dtype.size
         if t.b.along == "rows" and t.b.swizzled and share % SWIZZLED_ROW:
             return f"a share of {share} bytes of B is no whole number of 128-byte boxes"
+        few, many = self.registers
+        pool = self.threads * self.entry_registers
+        wanted = self.groups * self.lanes * many + self.filler_lanes * few
+        if wanted > pool:
+            # The claim would wait for ever.
+            return f"groups claim {wanted} registers of {pool} the team enters with"
         if self.parts not in (1, 2) or self.peers < 1:
             return f"parts = {self.parts}, peers = {self.peers}"
         return ""
@@ -446,9 +452,13 @@ def make_team_kernel(plan: TeamPlan):
             for s in range(STAGES - 1):
                 slot = shift(memory, s * STAGE_BYTES)
                 left = k - s * BK
-                held_a = panel_begin(A, slot, shift(source_a, s * BK * acs), ars, acs, m - row, left)
+                held_a = panel_begin(
+                    A, slot, shift(source_a, s * BK * acs), ars, acs, m - row, left
+                )
                 to_b = shift(slot, A_BYTES)
-                held_b = panel_begin(B, to_b, shift(source_b, s * BK * brs), bcs, brs, n - column, left)
+                held_b = panel_begin(
+                    B, to_b, shift(source_b, s * BK * brs), bcs, brs, n - column, left
+                )
                 panel_end(A, slot, held_a)
                 panel_end(B, to_b, held_b)
                 panels_commit()
@@ -461,8 +471,12 @@ def make_team_kernel(plan: TeamPlan):
                 first = (step + STAGES - 1) * BK
                 to_a = shift(memory, ahead * STAGE_BYTES)
                 to_b = shift(to_a, A_BYTES)
-                held_a = panel_begin(A, to_a, shift(source_a, first * acs), ars, acs, m - row, k - first)
-                held_b = panel_begin(B, to_b, shift(source_b, first * brs), bcs, brs, n - column, k - first)
+                held_a = panel_begin(
+                    A, to_a, shift(source_a, first * acs), ars, acs, m - row, k - first
+                )
+                held_b = panel_begin(
+                    B, to_b, shift(source_b, first * brs), bcs, brs, n - column, k - first
+                )
                 panels_commit()
                 slot = shift(memory, stage * STAGE_BYTES)
                 for part in range(STEPS):
@@ -552,7 +566,7 @@ def make_pack_kernel(plan: PackPlan):
 
 
 def build(plan):
-    """(kernel, argument kinds) of a plan: DType for a pointer, 'box2', 'box4', 'table', 'integer'."""
+    """(kernel, argument kinds): DType for a pointer, 'box2', 'box4', 'table' or 'integer'."""
     if isinstance(plan, PackPlan):
         return make_pack_kernel(plan), (plan.out, plan.source, "table", *["integer"] * 8)
     if plan.filler_lanes:

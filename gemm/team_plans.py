@@ -64,7 +64,7 @@ def ring_plan(facts, unit: str, a: DType, out: DType, along, tile_shape, lane_sh
     if down * across == 2:
         registers = (40, 232) if unit == "matrix" else (56, 224)
     elif down * across == 4:
-        registers = (40, 112)
+        registers = (32, 112)
     plan = TeamPlan(tile, a, a, out, down, across, 2, 128, 1, band, store=store, batched=batched,
                     registers=registers)  # fmt: skip
     room = facts.shared - plan.groups * plan.room_bytes - GATE_ROOM
@@ -106,3 +106,73 @@ def lanes_shape(acc: DType) -> tuple[tuple[int, int], tuple[int, int]]:
     if acc.size == 8:
         return (64, 64), (4, 8)
     return (32, 32), (2, 4)
+
+
+def plan_space(facts) -> list:
+    """One plan of each kind that `gemm.device` asks for on a machine, over types and layouts."""
+    from gemm.microkernels.dtypes import DTYPES, float64
+
+    t = DTYPES
+    half = t["float16"]
+    orders = (("k", "k"), ("k", "rows"), ("rows", "rows"))
+    space: list = []
+    if facts.wide:
+        for kind, a, out in (
+            ("bfloat16", t["bfloat16"], t["bfloat16"]), ("float16", half, float32),
+            ("tf32", float32, float32), ("int8", t["int8"], int32),
+            ("float8_e4m3fn", t["float8_e4m3fn"], t["bfloat16"]),
+        ):  # fmt: skip
+            for along in orders if a.size == 2 else orders[:1]:
+                space.append(wide_plan(facts, kind, a, a, out, (128, 256), along, 2))
+            space.append(wide_plan(facts, kind, a, a, out, (64, 64), store="rows", batched=True))
+        f8 = t["float8_e4m3fn"]
+        promoted = wide_plan(facts, f8.name, f8, f8, half, (128, 128), chain=4, scaled=True)
+        space.append(promoted)
+        f32 = float32
+        space.append(wide_plan(facts, "tf32", f32, f32, f32, peers=2, block=(128, 128),
+                               chain=1, parts=2))  # fmt: skip
+        for along in (orders[0], orders[2]):
+            space.append(
+                ring_plan(facts, "lanes", float32, float32, along, (128, 128), (8, 16), 2, 1)
+            )
+        for along in orders:
+            space.append(
+                ring_plan(facts, "matrix", float64, float64, along, (128, 64), (8, 8), 1, 2)
+            )
+            space.append(
+                ring_plan(facts, "matrix", float64, float64, along, (64, 64), (8, 8), 1, 1)
+            )
+    if facts.async_copies:
+        for along in orders:
+            space.append(team_plan(facts, "lanes", "", float32, float32, float32, float32, along,
+                                   "async", (128, 64), (8, 8), 1, 2))  # fmt: skip
+            for kind in (half, float64):
+                acc = float64 if kind == float64 else float32
+                space.append(team_plan(facts, "matrix", kind.name, kind, kind, kind, acc, along,
+                                       "async", (64, 64), (8, 8), 1, 1, 3))  # fmt: skip
+    if facts.capability >= 75 and not facts.wide:
+        space.append(
+            team_plan(facts, "matrix", "float16", half, half, half, float32, ("k", "k"), "held",
+                      (64, 32), (8, 8), 1, 2, near=("k", "rows"))
+        )  # fmt: skip
+    for name in (
+        "float32",
+        "float64",
+        "bfloat16",
+        "int8",
+        "uint64",
+        "complex64",
+        "complex128",
+        "bool",
+    ):
+        a = t[name]
+        acc = t[a.compute]
+        tile, lane = lanes_shape(acc)
+        for near in (("k", "rows"), ("rows", "k")) if name == "float32" else (("k", "rows"),):
+            space.append(team_plan(facts, "lanes", "", a, a, a, acc, near, "held", tile, lane,
+                                   near=near))  # fmt: skip
+    for name, near in (("bfloat16", "k"), ("int8", "rows"), ("float64", "rows")):
+        space.append(pack_plan(t[name], near))
+    if facts.capability >= 80:
+        space.append(pack_plan(float32, "rows", None, 2))
+    return space

@@ -18,6 +18,7 @@ The plain bodies run on `Grid` below, one Python thread a group, and are the mea
 
 from __future__ import annotations
 
+import functools
 import threading
 from dataclasses import dataclass
 
@@ -107,6 +108,12 @@ class TeamTile:
     def box_rows(self) -> int:
         """Adjacent rows of the tile that one warp of lanes holds, and writes back, together."""
         return 16 if self.unit == "wide" else self.rows // 4
+
+
+@functools.lru_cache(maxsize=64)
+def _places(stage: StageShape, rows: int) -> np.ndarray:
+    """Byte offsets of the elements of the first `rows` rows of a panel."""
+    return np.asarray([[stage.place(r, k) for k in range(stage.depth)] for r in range(rows)])
 
 
 class Gate:
@@ -311,25 +318,20 @@ class Box:
     def __init__(self, array: np.ndarray, box: tuple[int, ...], swizzled: bool):
         self.array, self.box, self.swizzled = array, box, swizzled
 
-    def lines(self, origin):
-        """(byte offset in shared memory, index of each element or None) of the box, in order."""
-        inner = self.box[0]
+    def content(self, origin):
+        """(byte offset in shared memory of each element of the box, the elements or zeros)."""
         size = self.array.itemsize
-        for line in range(int(np.prod(self.box[1:]))):
-            rest, index = line, []
-            for axis, extent in enumerate(self.box[1:], 1):
-                index.append(origin[axis] + rest % extent)
-                rest //= extent
-            for x in range(inner):
-                at = line * inner * size
-                byte = x * size
-                if self.swizzled:
-                    chunk, inside = divmod(byte, CHUNK)
-                    byte = (chunk ^ (line & 7)) * CHUNK + inside
-                full = (origin[0] + x, *index)
-                extents = self.array.shape[::-1]
-                ok = all(0 <= i < e for i, e in zip(full, extents, strict=True))
-                yield at + byte, full[::-1] if ok else None
+        outermost = self.box[::-1]
+        where = np.indices(outermost).reshape(len(outermost), -1)
+        index = where + np.asarray(origin[::-1])[:, None]
+        inside = ((index >= 0) & (index < np.asarray(self.array.shape)[:, None])).all(0)
+        values = np.zeros(inside.size, self.array.dtype)
+        values[inside] = self.array[tuple(index[:, inside])]
+        line, byte = np.divmod(np.arange(inside.size) * size, self.box[0] * size)
+        if self.swizzled:
+            chunk, rest = np.divmod(byte, CHUNK)
+            byte = (chunk ^ (line & 7)) * CHUNK + rest
+        return line * self.box[0] * size + byte, values
 
 
 def box_fetch(dst, box, gate, x, y, u, v, peers):
@@ -341,14 +343,11 @@ def box_fetch(dst, box, gate, x, y, u, v, peers):
     grid = _current()
     origin = tuple(map(int, (x, y, u, v)))[: box.array.ndim]
     first = grid.here.worker // grid.peers * grid.peers if peers > 1 else grid.here.worker
-    size = box.array.itemsize
-    count = 0
-    for offset, index in box.lines(origin):
-        bits = np.zeros(1, box.array.dtype) if index is None else box.array[index].reshape(1)
-        for rank in range(peers):
-            at = dst.offset + offset
-            grid.memories[first + rank][at : at + size] = bits.view(np.uint8)
-        count += size
+    offsets, values = box.content(origin)
+    at = dst.offset + offsets[:, None] + np.arange(values.itemsize)
+    for rank in range(peers):
+        grid.memories[first + rank][at] = values.view(np.uint8).reshape(at.shape)
+    count = values.nbytes
     with grid.changed:
         for rank in range(peers):
             gate_of = grid.gates[(first + rank, gate.offset)]
@@ -377,10 +376,8 @@ def panel_end(stage, dst, held):
     grid = _current()
     if grid.here.group == 0:
         values = narrow(held, stage.dtype)
-        for r in range(stage.rows):
-            for k in range(stage.depth):
-                at = dst.offset + stage.place(r, k)
-                memory[at : at + stage.dtype.size] = values[r, k].reshape(1).view(np.uint8)
+        at = dst.offset + _places(stage, stage.rows)[..., None] + np.arange(stage.dtype.size)
+        memory[at] = values.reshape(-1).view(np.uint8).reshape(at.shape)
 
 
 def panel_write(stage, p, row_step, src, rows, depth, part):
@@ -430,13 +427,9 @@ def team_tile(tile):
 
 def _panel(stage, p, rows):
     memory = _current().memories[_current().here.worker]
-    out = np.zeros((rows, stage.depth), computed(stage.dtype))
     kind = storage(stage.dtype)
-    for r in range(rows):
-        for k in range(stage.depth):
-            at = p.offset + stage.place(r, k)
-            out[r, k] = memory[at : at + kind.itemsize].view(kind).astype(out.dtype)[0]
-    return out
+    at = p.offset + _places(stage, rows)[..., None] + np.arange(kind.itemsize)
+    return memory[at].reshape(rows, -1).view(kind).astype(computed(stage.dtype))
 
 
 def _chain(t, a, b):

@@ -1,1 +1,1 @@
-"""CUDA: tile words as PTX, machine data, loading and launching. Importing it imports no CUDA package."""
+"""CUDA: tile words as PTX, machine data, loading, launching. Imports no CUDA package."""

@@ -86,7 +86,10 @@ def _device_of(address: int) -> int:
     ordinal = ctypes.c_int()
     if address:
         driver().call(
-            "cuPointerGetAttribute", ctypes.byref(ordinal), ctypes.c_int(9), ctypes.c_uint64(address)
+            "cuPointerGetAttribute",
+            ctypes.byref(ordinal),
+            ctypes.c_int(9),
+            ctypes.c_uint64(address),
         )
     return ordinal.value
 

@@ -1,7 +1,7 @@
-"""A plan's kernel on a device: from the cache where it is, compiled and linked where it is not.
+"""A plan's kernel on a device: its PTX from the cache where it is, compiled where it is not.
 
-The cache holds two things: the PTX, keyed by sources, libraries, target and plan, and the cubin
-the driver makes of it, keyed by the PTX and the driver's version.
+The cache holds the PTX, keyed by sources, libraries, target and plan; the driver assembles it
+when it is loaded (see `Device.load`).
 """
 
 from __future__ import annotations
@@ -69,12 +69,7 @@ def kernel(device: Device, plan, build) -> Kernel:
     with device.lock:
         if plan not in device.kernels:
             ptx = ptx_of(plan, build, device.target)
-            key = kernel_cache.digest(ptx, device.target.name, device.driver.version())
-            cubin = kernel_cache.get(key)
-            if cubin is None:
-                cubin = device.link(ptx)
-                kernel_cache.put(key, cubin)
-            function = device.load(cubin, NAME, plan.shared_bytes)
+            function = device.load(ptx, NAME, plan.shared_bytes)
             _, kinds = build(plan)
             device.kernels[plan] = Kernel(
                 device, function, argument_sizes(kinds), plan.threads, plan.shared_bytes

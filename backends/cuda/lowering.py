@@ -111,7 +111,10 @@ def _registers(direction):
 
 
 def lower_quotient(context, builder, sig, args):
-    a, b = (narrow_int(builder, _intp(context, builder, x, k)) for x, k in zip(args, sig.args))
+    a, b = (
+        narrow_int(builder, _intp(context, builder, x, k))
+        for x, k in zip(args, sig.args, strict=True)
+    )
     return _wide_index(builder, builder.udiv(a, b))
 
 
@@ -145,7 +148,12 @@ def lower_peers_sync(context, builder, sig, args):
 
 def lower_gate_open(context, builder, sig, args):
     count = narrow_int(builder, _intp(context, builder, args[1], sig.args[1]))
-    ptx(builder, "mbarrier.init.shared.b64 [$0], $1;", [address(builder, args[0]), count], memory=True)
+    ptx(
+        builder,
+        "mbarrier.init.shared.b64 [$0], $1;",
+        [address(builder, args[0]), count],
+        memory=True,
+    )
 
 
 def lower_gates_opened(context, builder, sig, args):
@@ -157,7 +165,7 @@ def lower_gate_wait(context, builder, sig, args):
     text = """{
 .reg .pred done;
 again:
-mbarrier.try_wait.parity.shared.b64 done, [$0], $1, 10000000;
+mbarrier.try_wait.parity.shared.b64 done, [$0], $1;
 @done bra through;
 bra again;
 through:
@@ -361,7 +369,11 @@ def _store_raw(builder, at, raw):
 
 
 def lower_panel_write(context, builder, sig, args):
-    stage, dtype, part = values.constant(sig.args[0]), sig.args[1].dtype, values.constant(sig.args[6])
+    stage, dtype, part = (
+        values.constant(sig.args[0]),
+        sig.args[1].dtype,
+        values.constant(sig.args[6]),
+    )
     row_step = _intp(context, builder, args[2], sig.args[2])
     rows = _limit(builder, _intp(context, builder, args[4], sig.args[4]), stage.rows)
     depth = _limit(builder, _intp(context, builder, args[5], sig.args[5]), stage.depth)
@@ -397,7 +409,8 @@ def _store_if(builder, at, inside, raw):
     form = {8: "u8", 16: "b16", 32: "b32", 64: "b64"}[bits]
     if bits == 8:
         raw = builder.zext(raw, I32)
-    text = f"{{\n.reg .pred inside;\nsetp.ne.b32 inside, $1, 0;\n@inside st.global.{form} [$0], $2;\n}}"
+    head = "{\n.reg .pred inside;\nsetp.ne.b32 inside, $1, 0;\n"
+    text = head + f"@inside st.global.{form} [$0], $2;\n}}"
     if raw.type in (F32, ir.DoubleType()):
         raw = builder.bitcast(raw, ir.IntType(bits))
     ptx(builder, text, [at, _flag(builder, inside), raw], memory=True)
@@ -611,7 +624,9 @@ def _drain_chunks(builder, tile, room, first, row_step, rows, across: int):
         with builder.if_then(inside):
             byte = builder.shl(inner, i32(4))
             swizzle = builder.shl(builder.and_(local, i32(7)), i32(4))
-            at = builder.add(builder.add(room, times(builder, local, ROW)), builder.xor(byte, swizzle))
+            at = builder.add(
+                builder.add(room, times(builder, local, ROW)), builder.xor(byte, swizzle)
+            )
             words = load_shared(builder, at, 0, I32, 4)
             to = builder.add(_far(builder, first, (row, row_step)), builder.zext(byte, I64))
             text = "st.global.v4.b32 [$0], {$1, $2, $3, $4};"
@@ -634,7 +649,9 @@ def _drain_elements(builder, tile, dtype, room, first, row_step, rows, left, wid
         with builder.if_then(inside):
             byte = times(builder, column, size)
             swizzle = builder.shl(builder.and_(local, i32(7)), i32(4))
-            at = builder.add(builder.add(room, times(builder, local, ROW)), builder.xor(byte, swizzle))
+            at = builder.add(
+                builder.add(room, times(builder, local, ROW)), builder.xor(byte, swizzle)
+            )
             if size == 1:
                 raw = ptx(builder, "ld.shared.u8 $0, [$1];", [at], [I32])[0]
             else:

@@ -154,4 +154,3 @@ def store_shared(builder, at, offset: int, registers):
     names = ", ".join(f"${i + 1}" for i in range(count))
     names = f"{{{names}}}" if count > 1 else names
     ptx(builder, f"st.shared{vector}.{form} [$0+{offset}], {names};", [at, *registers], memory=True)
-

@@ -36,7 +36,9 @@ class CudaTarget:
         """The compile path's Target."""
         from ..compiler import Target
 
-        return Target(self.name, TRIPLE, self.name, f"+ptx{self.ptx}", "gemm.backends.cuda.lowering")
+        return Target(
+            self.name, TRIPLE, self.name, f"+ptx{self.ptx}", "gemm.backends.cuda.lowering"
+        )
 
 
 KIB = 1024
@@ -60,8 +62,7 @@ def target_of(major: int, minor: int) -> CudaTarget:
     usable = [
         t
         for t in TARGETS.values()
-        if t.capability == capability
-        or (t.capability < capability and not t.name.endswith("a"))
+        if t.capability == capability or (t.capability < capability and not t.name.endswith("a"))
     ]
     if not usable:
         oldest = min(t.capability for t in TARGETS.values())

@@ -394,4 +394,3 @@ def accumulate(context, builder, tile: TeamTile, t, a, b, step, keep):
     if tile.unit == "matrix":
         return _matrix(context, builder, tile, t, a, b)
     return _lanes(context, builder, tile, t, a, b, narrow_int(builder, step))
-

@@ -1,0 +1,234 @@
+"""The host side without a GPU: planning, refusals, launch arguments, on a pretended driver."""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from gemm import device as engine
+from gemm.backends.cuda import arrays, driver, kernels
+from gemm.backends.cuda.targets import TARGETS
+from gemm.microkernels.dtypes import DTYPES
+
+
+class Pretended:
+    """A device that records launches instead of making them."""
+
+    units = 132
+    index = 0
+
+    def __init__(self, target):
+        self.target, self.launched, self.live = TARGETS[target], [], 0
+
+    def use(self):
+        pass
+
+    def box_map(self, address, *rest):
+        return struct.pack("q", address).ljust(128, b"\0")
+
+    def allocate(self, nbytes, stream):
+        self.live += 1
+        return 1 << 20
+
+    def free(self, address, stream):
+        self.live -= 1
+
+    def clear(self, *arguments):
+        self.launched.append(("clear", *arguments))
+
+    def constant(self, data):
+        return 512
+
+    def wait(self, stream, producer):
+        self.launched.append(("wait", stream, producer))
+
+
+class Array:
+    """Described memory at a made-up address."""
+
+    def __init__(self, shape, dtype="float32", strides=None, address=1 << 12, stream=None):
+        self.dtype = DTYPES[dtype]
+        self.shape, self.address, self.stream = tuple(shape), address, stream
+        self.strides = strides or arrays._contiguous(shape, self.dtype.size)
+
+
+@pytest.fixture
+def backend():
+    engine._prepared.clear()
+    on = Pretended("sm_90a")
+
+    def view(x):
+        return arrays.View(x.address, x.shape, x.strides, x.dtype, 0, x.stream)
+
+    def glance(a, b):
+        streams = tuple(x.stream for x in (a, b) if x.stream is not None)
+        facts = tuple((x.shape, x.strides, x.dtype, x.address & 15) for x in (a, b))
+        return a.address, b.address, facts, streams
+
+    def empty(like, shape, dtype):
+        return Array(shape, dtype.name), 1 << 12
+
+    def kernel(device, plan, build):
+        def bind(grid, *last):
+            return lambda stream, *first: on.launched.append((plan, grid, first, last))
+
+        return SimpleNamespace(bind=bind)
+
+    yield SimpleNamespace(
+        view=view, glance=glance, empty=empty, kernel=kernel, on=on, device=lambda index: on,
+        enter=lambda x, device: 7, library_of=lambda x: "other", box_kind=arrays.box_kind,
+    )  # fmt: skip
+    engine._prepared.clear()
+
+
+def plans_of(backend, a, b, **options):
+    backend.on.launched.clear()
+    engine.matmul(backend, a, b, **options)
+    return [entry[0] for entry in backend.on.launched if not isinstance(entry[0], str)]
+
+
+def test_types_choose_the_unit_and_sizes_do_not(backend):
+    """The bits of a product may not depend on its size or slice, so neither may the unit."""
+    for dtype, unit in (("bfloat16", "wide"), ("float64", "matrix"), ("float32", "lanes"),
+                        ("complex64", "lanes"), ("int64", "lanes")):  # fmt: skip
+        units = set()
+        for m, n, k in [(1, 1, 1), (16, 4096, 64), (4096, 4096, 4096), (33, 65, 7)]:
+            units.add(plans_of(backend, Array((m, k), dtype), Array((k, n), dtype))[-1].tile.unit)
+        assert units <= ({unit, "lanes"} if unit == "matrix" else {unit})
+
+
+def test_every_plan_is_legal(backend):
+    for dtype in ("float32", "float64", "bfloat16", "int8", "float8_e4m3fn"):
+        for m, n, k in [
+            (1, 1, 1),
+            (130, 70, 50),
+            (4096, 4096, 4096),
+            (16384, 64, 256),
+            (1, 8192, 8192),
+        ]:
+            for turned in (False, True):
+                strides = (DTYPES[dtype].size, k * DTYPES[dtype].size) if turned else None
+                b = Array((k, n), dtype, strides)
+                for plan in plans_of(backend, Array((m, k), dtype), b):
+                    if hasattr(plan, "illegal"):
+                        assert plan.illegal() == ""
+                        assert plan.shared_bytes <= TARGETS["sm_90a"].shared
+
+
+def test_unaligned_operands_are_packed_for_the_wide_unit(backend):
+    a = Array((100, 30), "bfloat16", address=4098)
+    names = [type(p).__name__ for p in plans_of(backend, a, Array((30, 64), "bfloat16"))]
+    # 60-byte rows of A are no boxes either; B is aligned.
+    assert names == ["PackPlan", "TeamPlan"]
+    assert backend.on.live == 0, "the workspace is given back"
+
+
+def test_grid_is_bounded_and_batches_are_not(backend):
+    plans_of(backend, Array((70000, 16, 8)), Array((70000, 8, 16)))
+    ((plan, grid, first, last),) = backend.on.launched
+    assert grid <= 132 * 16 and last[-1] == 70000
+    plans_of(backend, Array((1 << 33, 1, 1)), Array((1 << 33, 1, 1)))
+    assert [entry[3][-1] for entry in backend.on.launched] == [2**31 - 1] * 4 + [4]
+    starts = [entry[2][0] for entry in backend.on.launched]
+    assert starts[1] - starts[0] == 4 * (2**31 - 1)
+
+
+def test_empty_sum_clears(backend):
+    plans_of(backend, Array((5, 0)), Array((0, 7)))
+    assert backend.on.launched == [("clear", 1 << 12, 28, 28, 5, 7)]
+
+
+def test_waits_for_the_producer(backend):
+    plans_of(backend, Array((4, 4), stream=3), Array((4, 4), stream=7))
+    assert ("wait", 7, 3) in backend.on.launched
+    assert ("wait", 7, 7) not in backend.on.launched
+
+
+@pytest.mark.parametrize(
+    "a, b, options, error, words",
+    [
+        (Array((3, 4)), Array((3, 4)), {}, ValueError, "4 != 3"),
+        (Array(()), Array((3, 4)), {}, ValueError, "no scalars"),
+        (Array((2, 3, 4)), Array((3, 4, 5)), {}, ValueError, "do not broadcast"),
+        (Array((3, 4)), Array((4, 3)), {"precision": "fast"}, ValueError, "precision='fast'"),
+        (Array((3, 4), "float64"), Array((4, 3), "float64"), {"precision": "tf32"}, TypeError,
+         "for float32 operands, not float64"),
+        (Array((3, 4), "bfloat16"), Array((4, 3)), {}, TypeError, "convert one operand"),
+        (Array((3, 4)), Array((4, 3)), {"dtype": "int32"}, TypeError, "cannot be stored"),
+        (Array((3, 4)), Array((4, 3)), {"dtype": "float13"}, TypeError, "expected one of"),
+        (Array((3, 4)), Array((4, 3)), {"split_k": -2}, ValueError, "split_k=-2"),
+        (Array((3, 4), address=4098), Array((4, 3)), {}, ValueError, "not aligned"),
+        (Array((3, 4)), Array((4, 3)), {"out": Array((3, 4))}, ValueError, "out has shape"),
+    ],
+)  # fmt: skip
+def test_refusals(backend, a, b, options, error, words):
+    with pytest.raises(error, match=words):
+        engine.matmul(backend, a, b, **options)
+    assert not backend.on.launched, "nothing runs before a refusal"
+
+
+class Library:
+    """A driver library of Python functions that succeed and write what they are told."""
+
+    def __init__(self, **answers):
+        self.calls, self.answers = [], answers
+        self.cuLaunchKernel = SimpleNamespace(argtypes=None)
+
+    def __getattr__(self, name):
+        def call(*arguments):
+            self.calls.append((name, arguments))
+            return self.answers.get(name, 0)
+
+        return call
+
+
+def test_driver_errors_are_sentences(monkeypatch):
+    monkeypatch.setattr(driver.ctypes, "CDLL", lambda name: (_ for _ in ()).throw(OSError()))
+    with pytest.raises(RuntimeError, match="no NVIDIA driver"):
+        driver._open()
+    with pytest.raises(RuntimeError, match="no CUDA device"):
+        driver.Driver(Library(cuInit=100))
+    with pytest.raises(RuntimeError, match="cuInit failed with 999"):
+        driver.Driver(Library(cuInit=999))
+
+
+def test_launch_packs_its_arguments():
+    seen = []
+
+    def launch(function, gx, gy, gz, bx, by, bz, shared, stream, pointers, extra):
+        table = (ctypes.c_void_p * 4).from_address(pointers)
+        big = ctypes.string_at(table[1], 128)
+        numbers = [ctypes.c_int64.from_address(table[i]).value for i in (0, 2, 3)]
+        seen.append((function, gx, bx, shared, stream, numbers, big))
+        return 0
+
+    on = SimpleNamespace(driver=SimpleNamespace(launch_raw=launch, check=None))
+    kernel = driver.Kernel(on, ctypes.c_void_p(99), [8, 128, 8, 8], 256, 1024)
+    start = kernel.bind(12, bytes(range(128)), 5, -6)
+    start(77, 4)
+    start(78, 1 << 40)
+    assert seen[0] == (99, 12, 256, 1024, 77, [4, 5, -6], bytes(range(128)))
+    assert seen[1][4:6] == (78, [1 << 40, 5, -6])
+
+
+def test_argument_sizes_match_the_compiler():
+    from gemm.backends.cuda.compile import numba_type
+
+    kinds = (DTYPES["float32"], "table", "box2", "box4", "integer")
+    assert kernels.argument_sizes(kinds) == [numba_type(k)[1] for k in kinds]
+
+
+def test_asking_for_a_backend_imports_nothing():
+    code = (
+        "import sys, numpy\n"
+        "from gemm.backends.devices import backend_of\n"
+        "assert backend_of(numpy.zeros(3)) is None and backend_of([1]) is None\n"
+        "bad = {'numba', 'llvmlite', 'torch', 'cupy', 'cuda'} & set(sys.modules)\n"
+        "assert not bad, bad\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

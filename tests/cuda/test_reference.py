@@ -1,0 +1,196 @@
+"""The team kernels as plain Python: the very source that is compiled, on `Grid`.
+
+One Python thread a group, real gates and barriers, shared memory filled with NaN bytes: a wrong
+phase, a missing arrival or a read of something nobody wrote shows here without a GPU.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from gemm import team, team_plans
+from gemm.backends.cuda.targets import TARGETS
+from gemm.microkernels import dtypes as t
+from gemm.microkernels.cooperative import Box, Gate, Grid, _round19
+from gemm.microkernels.fused import fused_multiply_add
+from gemm.microkernels.vocabulary import Pointer, storage
+
+HOPPER, AMPERE = TARGETS["sm_90a"], TARGETS["sm_80"]
+
+
+def chain(a, b, acc):
+    """a (m, k) @ b (n, k) transposed: the contract's chain."""
+    out = np.zeros((a.shape[0], b.shape[0]), acc)
+    for k in range(a.shape[1]):
+        out = fused_multiply_add(a[:, k, None].astype(acc), b[None, :, k].astype(acc), out)
+    return out
+
+
+def random(dtype, shape, seed):
+    rng = np.random.default_rng(seed)
+    if dtype.kind in "iu":
+        return rng.integers(-100, 100, shape).astype(storage(dtype))
+    return rng.standard_normal(shape).astype(storage(dtype))
+
+
+def pointer(x, dtype):
+    return Pointer(x.reshape(-1).view(np.uint8), 0, dtype)
+
+
+def boxed(x, panel, rows, batched):
+    """x (batch, rows, k) as the copy engine sees it."""
+    inner = (panel.depth, rows)
+    if panel.along == "rows":
+        x = np.ascontiguousarray(x.swapaxes(1, 2))
+        inner = (128 // panel.dtype.size if panel.swizzled else rows, panel.depth)
+    return (
+        Box(x[None], (*inner, 1, 1), panel.swizzled)
+        if batched
+        else Box(x[0], inner, panel.swizzled)
+    )
+
+
+def run_ring(plan, m, n, k, workers, batch=1):
+    assert not plan.illegal()
+    a, b = random(plan.a, (batch, m, k), 1), random(plan.b, (batch, n, k), 2)
+    out = np.full((batch, m, n), 7).astype(storage(plan.out))
+    bm, bn, bk = plan.block
+    size = plan.out.size
+    rows, columns = -(-m // (bm * plan.peers)), -(-n // bn)
+    scale = pointer(np.asarray([2.0], np.float32), t.float32)
+    Grid(workers, plan.groups + 1, plan.peers, patience=20).run(
+        team.make_ring_kernel(plan),
+        (
+            boxed(a, plan.tile.a, bm, plan.batched),
+            boxed(b, plan.tile.b, bn // plan.peers, plan.batched),
+            Box(out[None] if plan.batched else out[0], (), True), pointer(out, plan.out),
+            scale, scale, m, n, -(-k // bk), 0, rows, columns, rows * columns * batch,
+            batch, 1, 0, 1, 0, n * size, m * n * size, 0,
+        ),
+        plan.shared_bytes,
+    )  # fmt: skip
+    acc = storage(plan.tile.dtype)
+    step = bk * plan.chain or k
+    for i in range(batch):
+        want = np.zeros((m, n), acc)
+        for first in range(0, k, step):
+            part = slice(first, first + step)
+            want = want + chain(a[i][:, part], b[i][:, part], acc)
+        if plan.scaled:
+            want = want * acc.type(4)
+        np.testing.assert_array_equal(out[i], want.astype(out.dtype))
+
+
+@pytest.mark.parametrize("peers", [1, 2])
+def test_wide_ring(peers):
+    plan = team_plans.wide_plan(
+        HOPPER, "bfloat16", t.bfloat16, t.bfloat16, t.bfloat16, (128, 128), ("rows", "rows"), peers
+    )
+    run_ring(replace(plan, stages=2), 140, 70, 150, 2)
+
+
+def test_promoted_and_scaled():
+    f8 = t.float8_e4m3fn
+    plan = team_plans.wide_plan(HOPPER, f8.name, f8, f8, t.float32, (64, 64), chain=1, scaled=True)
+    run_ring(replace(plan, stages=3), 5, 70, 300, 1)
+
+
+def test_batched_rows_of_bytes():
+    plan = team_plans.wide_plan(
+        HOPPER, "int8", t.int8, t.int8, t.int32, (64, 64), store="rows", batched=True
+    )
+    run_ring(replace(plan, stages=2), 65, 3, 129, 3, batch=2)
+
+
+@pytest.mark.parametrize("along", [("k", "rows"), ("rows", "k")])
+def test_lanes_ring(along):
+    plan = team_plans.ring_plan(
+        HOPPER, "lanes", t.float32, t.float32, along, (128, 64), (8, 8), 1, 2
+    )
+    run_ring(replace(plan, stages=2), 130, 70, 40, 2)
+
+
+@pytest.mark.parametrize("along", [("k", "rows"), ("rows", "k")])
+def test_float64_ring(along):
+    plan = team_plans.ring_plan(
+        HOPPER, "matrix", t.float64, t.float64, along, (64, 64), (8, 8), 1, 1, "rows"
+    )
+    run_ring(replace(plan, stages=2), 70, 60, 20, 1)
+
+
+def test_a_missing_arrival_is_named():
+    """A kernel that would hang a device raises, and says what it waits for."""
+    grid = Grid(1, 1, patience=0.05)
+
+    def kernel():
+        from gemm.microkernels.cooperative import gate_open, gate_wait, team_memory
+
+        gate_open(team_memory(t.uint8), 3)
+        gate_wait(team_memory(t.uint8), 0)
+
+    with pytest.raises(RuntimeError, match="3 arrivals and 0 bytes are missing"):
+        grid.run(kernel, (), 64)
+    assert Gate(3).phase == 0
+
+
+def table(batch):
+    rows = [*batch, *[(1, 0, 0, 0)] * (4 - len(batch))]
+    return pointer(np.asarray(rows, np.int64), t.int64)
+
+
+@pytest.mark.parametrize("route", ["async", "held"])
+@pytest.mark.parametrize("dtype", [t.float32, t.complex64, t.int8, t.bfloat16])
+def test_team(dtype, route):
+    acc = t.DTYPES[dtype.compute]
+    if route == "async" and dtype != acc:
+        pytest.skip("sixteen bytes at a time move without widening: route 'async' is acc's own")
+    tile, lane = team_plans.lanes_shape(acc)
+    plan = team_plans.team_plan(
+        AMPERE, "lanes", "", dtype, dtype, dtype, acc, ("k", "k"), route, tile, lane, stages=3
+    )
+    m, n, k, batch = 70, 65, 40, 2
+    a, b = random(dtype, (batch, m, k), 3), random(dtype, (n, k), 4)
+    if dtype.kind == "c":
+        a = (a + 1j * random(t.float32, a.shape, 5)).astype(a.dtype)
+    out = np.full((batch, m, n), 7).astype(storage(dtype))
+    size = dtype.size
+    rows, columns = -(-m // plan.block[0]), -(-n // plan.block[1])
+    arguments = (
+        pointer(a, dtype), pointer(b, dtype), pointer(out, dtype),
+        table([(batch, m * k * size, 0, m * n * size)]), m, n, k, k * size, size, size, k * size,
+        n * size, rows, columns, rows * columns * batch,
+    )  # fmt: skip
+    Grid(3, 1, patience=20).run(team.make_team_kernel(plan), arguments, plan.shared_bytes)
+    for i in range(batch):
+        want = chain(a[i], b, storage(acc))
+        np.testing.assert_array_equal(out[i], want.astype(out.dtype))
+
+
+@pytest.mark.parametrize("parts", [1, 2])
+def test_pack(parts):
+    plan = team_plans.pack_plan(t.float32, "rows", None, parts)
+    rows, depth = 70, 40
+    x = random(t.float32, (depth, rows), 6)
+    line = 64
+    out = np.full((rows, parts, line), np.nan, np.float32)
+    across = -(-depth // plan.stage.depth)
+    spans = -(-rows // plan.stage.rows) * across
+    Grid(2, 1, patience=20).run(
+        team.make_pack_kernel(plan),
+        (
+            pointer(out, t.float32), pointer(x, t.float32), table([]), rows, depth, 4, 4 * rows,
+            4 * line * parts, 4 * line, across, spans,
+        ),
+        plan.shared_bytes,
+    )  # fmt: skip
+    if parts == 1:
+        np.testing.assert_array_equal(out[:, 0, :depth], x.T)
+    else:
+        high, low = out[:, 0, :depth], out[:, 1, :depth]
+        np.testing.assert_array_equal(high, _round19(x.T))
+        np.testing.assert_allclose(high + low.astype(np.float64), x.T, rtol=2**-21)
+        assert not (high.view(np.uint32) & 0x1FFF).any()
+    assert np.isnan(out[:, :, depth:]).all()
