@@ -114,6 +114,11 @@ def object_code(level: CPULevel, text: str, build, entry: str = "table") -> byte
 
 
 def compile_kernel(level: CPULevel, build, entry: str = "table") -> bytes:
+    with _lock:  # over the imports too, whose locks a forked child would find taken for ever
+        return _compile(level, build, entry)
+
+
+def _compile(level: CPULevel, build, entry: str) -> bytes:
     try:
         from numba.core.types import intp
 
@@ -126,8 +131,7 @@ def compile_kernel(level: CPULevel, build, entry: str = "table") -> bytes:
     function, kinds = build()
     types = [intp if isinstance(k, str) else values.Pointer(k) for k in kinds]
     entry = "team" if kinds[-1] == "worker" else entry
-    with _lock:
-        data = compiler.compile_object(function, types, target_of(level), ENTRY, entry)
+    data = compiler.compile_object(function, types, target_of(level), ENTRY, entry)
     compiled.append(getattr(function, "label", function.__name__))
     return data
 

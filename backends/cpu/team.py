@@ -120,7 +120,9 @@ class Team:
         """In a forked child, which has none of the parent's threads; its memory stays in use."""
         self.size, self.lock = 0, threading.Lock()
         if not self._refused:
-            for slot in (source.GENERATION, source.DONE, source.SLEEPERS, source.CALLER_SLEEPS):
+            # Also the owner: a thread that was in a product when the process forked.
+            for slot in (source.GENERATION, source.DONE, source.SLEEPERS, source.CALLER_SLEEPS,
+                         source.OWNER):  # fmt: skip
                 self._put(slot, 0)
 
     def stop(self) -> None:

@@ -14,13 +14,12 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
+from engine.oracle import RUNNABLE, random, same_bits
 
 import gemm
 from gemm import engine, planner, threads
 from gemm.backends.cpu import machine
 from gemm.microkernels.dtypes import DTYPES
-
-from engine.oracle import RUNNABLE, random, same_bits
 
 BEST = next(iter(RUNNABLE))
 
