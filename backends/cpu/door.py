@@ -95,8 +95,7 @@ class Door:
         table[source.RESTORE] = _address("PyEval_RestoreThread")
         table[source.EMPTY] = _empty_function()
         table[source.DIMS] = 1
-        data = kernels.object_code(level, "door", source.make_door, entry="raw")
-        address = loader.load(data, kernels.ENTRY)
+        address = kernels.load(level, "door", source.make_door, entry="raw")
         definition = _MethodDef(b"door", address, METH_FASTCALL, None)
         new = ctypes.pythonapi.PyCFunction_NewEx
         new.restype = ctypes.py_object

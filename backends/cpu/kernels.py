@@ -113,6 +113,17 @@ def object_code(level: CPULevel, text: str, build, entry: str = "table") -> byte
     return data
 
 
+def load(level: CPULevel, text: str, build, entry: str = "table") -> int:
+    """The address of kernel `text`, from wherever it can be had; parameters as of `object_code`."""
+    try:
+        return loader.load(object_code(level, text, build, entry), ENTRY)
+    except loader.LoadError:
+        # A well-digested entry of another architecture or format: made anew.
+        data = compile_kernel(level, build, entry)
+        kernel_cache.put(key_of(level, text), data)
+        return loader.load(data, ENTRY)
+
+
 def compile_kernel(level: CPULevel, build, entry: str = "table") -> bytes:
     with _lock:  # over the imports too, whose locks a forked child would find taken for ever
         return _compile(level, build, entry)
@@ -146,14 +157,7 @@ def entry(level: CPULevel, spec):
         return found
     with _lock:
         if (level.name, spec) not in _entries:
-            data = object_code(level, repr(spec), spec.build)
-            try:
-                address = loader.load(data, ENTRY)
-            except loader.LoadError:
-                # A well-digested entry of another architecture or format: made anew.
-                data = compile_kernel(level, spec.build)
-                kernel_cache.put(key_of(level, repr(spec)), data)
-                address = loader.load(data, ENTRY)
+            address = load(level, repr(spec), spec.build)
             function = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p, ctypes.c_int64)(address)
             function.address = address  # type: ignore[attr-defined]
             _entries[level.name, spec] = function

@@ -17,7 +17,7 @@ import time
 
 import numpy as np
 
-from . import kernels, loader
+from . import kernels
 from . import team_source as source
 
 SPIN_WINDOW = 50e-6  # seconds a worker looks for the next job before it sleeps
@@ -50,8 +50,7 @@ class Team:
         self._put(source.SPINS, self._calibrated())
 
     def _code(self, text: str, build) -> int:
-        data = kernels.object_code(self._level, f"{text} {self._futex}", build, entry="raw")
-        return loader.load(data, kernels.ENTRY)
+        return kernels.load(self._level, f"{text} {self._futex}", build, entry="raw")
 
     def _put(self, offset: int, value: int) -> None:
         self.memory[offset : offset + 8].view(np.int64)[0] = value
