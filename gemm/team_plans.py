@@ -171,8 +171,8 @@ def plan_space(facts) -> list:
         for near in (("k", "rows"), ("rows", "k")) if name == "float32" else (("k", "rows"),):
             space.append(team_plan(facts, "lanes", "", a, a, a, acc, near, "held", tile, lane,
                                    near=near))  # fmt: skip
-    for name, near in (("bfloat16", "k"), ("int8", "rows"), ("float64", "rows")):
-        space.append(pack_plan(t[name], near))
+    for name, side in (("bfloat16", "k"), ("int8", "rows"), ("float64", "rows")):
+        space.append(pack_plan(t[name], side))
     if facts.capability >= 80:
         space.append(pack_plan(float32, "rows", None, 2))
     return space

@@ -148,7 +148,7 @@ def forward(block: Block, x: Any, cos: Any, sin: Any, **options: Any) -> tuple[A
     """
     width = x.shape[1]
     normed = gemm.Packed(x, stock.gain_and_square(gamma=block.gamma1))
-    turns = np.tile(cos, 2 * block.heads), np.tile(sin, 2 * block.heads)
+    turns: tuple = np.tile(cos, 2 * block.heads), np.tile(sin, 2 * block.heads)
     # Values are not turned: by cos = 1 and sin = 0 in their columns.
     half = width // 2
     turns = tuple(

@@ -151,7 +151,8 @@ class Device:
             if data not in self._constants:
                 self.use()
                 address = self.allocate(len(data), 0)
-                self.copy_in(address, ctypes.cast(c_char_p(data), c_void_p).value, len(data), 0)
+                source = ctypes.cast(c_char_p(data), c_void_p).value or 0
+                self.copy_in(address, source, len(data), 0)
                 self.synchronize(0)
                 self._constants[data] = address
             return self._constants[data]
@@ -264,7 +265,7 @@ class Launch:
 
     def _room(self) -> tuple:
         buffer = ctypes.create_string_buffer(self.start + len(self.last))
-        buffer[self.start :] = self.last
+        buffer[self.start :] = self.last  # type: ignore[call-overload]
         at, pointers = ctypes.addressof(buffer), (c_void_p * len(self.sizes))()
         for i, size in enumerate(self.sizes):
             pointers[i] = at
