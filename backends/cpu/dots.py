@@ -40,6 +40,13 @@ def _call(builder, name, result, arguments):
     return builder.call(cgutils.get_or_insert_function(builder.module, kind, name), arguments)
 
 
+def _in_order(builder, x, register: str):
+    """x, opaque to the compiler: free to regroup an integer chain, it would hold the products of
+    several steps at once and spill accumulators. Costs no instruction."""
+    kind = ir.FunctionType(x.type, [x.type])
+    return builder.asm(kind, "", f"={register},0", [x], side_effect=False)
+
+
 def accumulate(context, builder, unit: str, a, b, acc):
     """acc plus the products of the units of a and b, lane by lane."""
     features = context.machine_target.features
@@ -63,7 +70,7 @@ def accumulate(context, builder, unit: str, a, b, acc):
     if name is not None:
         halves = [builder.bitcast(x, kind) for x in (a, b)]
         product = _call(builder, f"llvm.x86.{name}", acc.type, halves)
-        return builder.add(acc, product)
+        return _in_order(builder, builder.add(acc, product), "v" if bits == 512 else "x")
     sixteen = splat(acc.type, 16)
     for part in ("low", "high"):
         x, y = (

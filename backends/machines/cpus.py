@@ -30,6 +30,8 @@ def _flags(text: str) -> frozenset[str]:
 
 _AVX2 = "+sse4.2,+avx,+avx2,+fma,+f16c,+bmi,+bmi2,+lzcnt,+popcnt"
 _AVX512 = _AVX2 + ",+avx512f,+avx512bw,+avx512dq,+avx512vl,+avx512cd"
+# Left alone LLVM splits `vpdpwssd` into a multiplication and an addition.
+_VNNI = _AVX512 + ",+avx512vnni,+fast-dpwssd"
 _AVX512_FLAGS = "avx2 fma f16c bmi2 avx512f avx512bw avx512dq avx512vl"
 
 LEVELS = (
@@ -37,7 +39,7 @@ LEVELS = (
         "avx512_bf16",
         "x86_64",
         "skylake-avx512",
-        _AVX512 + ",+avx512vnni,+avx512bf16",
+        _VNNI + ",+avx512bf16",
         _flags(_AVX512_FLAGS + " avx512_vnni avx512_bf16 fast_bf16_pairs"),
         VectorUnit(registers=32, bytes=64, latency=4, ports=2),
         units=_flags("int16x2 int8x4 bfloat16x2"),
@@ -46,7 +48,7 @@ LEVELS = (
         "avx512_vnni",
         "x86_64",
         "skylake-avx512",
-        _AVX512 + ",+avx512vnni",
+        _VNNI,
         _flags(_AVX512_FLAGS + " avx512_vnni"),
         VectorUnit(registers=32, bytes=64, latency=4, ports=2),
         units=_flags("int16x2 int8x4"),
