@@ -98,12 +98,26 @@ ERFC = {
 
 
 def make_polynomial(coefficients):
-    """Horner's rule, highest power first, as one expression of fused steps."""
-    expression = f"fill(x, {coefficients[0]!r})"
-    for c in coefficients[1:]:
-        expression = f"fused({expression}, x, fill(x, {c!r}))"
-    scope = {"fused": fused, "fill": fill}
-    exec(f"def polynomial(x):\n    return {expression}\n", scope)
+    """The polynomial with these coefficients, highest power first, by Estrin's scheme.
+
+    Neighbouring terms join in fused steps by x, then x^2, x^4...: a chain of log2(degree) steps
+    where Horner's has `degree`, which is what the time of a function on lanes consists of.
+    """
+    terms = [f"fill(x, {c!r})" for c in reversed(coefficients)]
+    lines, power, count = [], "x", 0
+    while len(terms) > 1:
+        joined = []
+        for low, high in zip(terms[::2], terms[1::2], strict=False):
+            lines.append(f"t{count} = fused({high}, {power}, {low})")
+            joined.append(f"t{count}")
+            count += 1
+        terms = joined + terms[len(terms) // 2 * 2 :]
+        if len(terms) > 1:
+            lines.append(f"p{count} = multiply({power}, {power})")
+            power = f"p{count}"
+    scope = {"fused": fused, "fill": fill, "multiply": multiply}
+    body = "\n    ".join([*lines, f"return {terms[0]}"])
+    exec(f"def polynomial(x):\n    {body}\n", scope)
     return scope["polynomial"]
 
 

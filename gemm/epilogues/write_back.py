@@ -2,9 +2,11 @@
 
 The tile is spilled, and the program runs over it a vector at a time:
 
-        vectors ->  +---+---+      for each vector v of columns      row operands are loaded
-        rows        | v |   |        for each row i                  column operands are spread
+        vectors ->  +---+---+      for each row i                    column operands are spread
+        rows        | v |   |        for each vector v of columns    row operands are loaded
                     +---+---+          acc -> program -> stores, partials
+
+(Along a row first: rows that are a multiple of 4096 bytes apart share a set of the cache.)
 
 Operands and outputs are found through the operand table (see program.py for its slots).
 Partials keep their state in memory between tiles: along a row, 16 chains by column number, so
@@ -285,14 +287,17 @@ def source(shape: TileShape, program: Program) -> tuple[str, dict[str, object]]:
     for o, output in enumerate(program.outputs):
         _prepare_output(w, o, output)
     row_size, vector_size = shape.columns * shape.dtype.size, lanes * shape.dtype.size
-    w.put(1, f"for v in range({shape.vectors // per}):")
-    w.put(2, f"left = n // {per} - v * {lanes}")
-    w.put(2, "if left > 0:")
-    w.put(3, f"place = column // {per} + v * {lanes}")
+    w.put(1, "for i in range(m):")
+    for i, operand in enumerate(program.operands):
+        if i in used and operand.kind == "column":
+            _load_scalar(w, 2, i, operand, f"shift(p{i}, i * r{i})")
+    w.put(2, f"for v in range({shape.vectors // per}):")
+    w.put(3, f"left = n // {per} - v * {lanes}")
+    w.put(3, "if left > 0:")
+    w.put(4, f"place = column // {per} + v * {lanes}")
     for i, operand in enumerate(program.operands):
         if i in used and operand.kind == "row":
-            _load(w, 3, i, operand, f"p{i}")
-    w.put(3, "for i in range(m):")
+            _load(w, 4, i, operand, f"p{i}")
     w.put(4, f"at = shift(rows, i * {row_size} + v * {per * vector_size})")
     if program.pairs:
         w.put(4, f"low = load_lanes(at, {lanes}, {lanes})")
@@ -303,9 +308,7 @@ def source(shape: TileShape, program: Program) -> tuple[str, dict[str, object]]:
         w.put(4, f"acc0 = load_lanes(at, {lanes}, {lanes})")
     w.put(4, "sample = acc0" if program.acc.kind in "fc" else "sample = to_float(acc0, F)")
     for i, operand in enumerate(program.operands):
-        if i in used and operand.kind == "column":
-            _load_scalar(w, 4, i, operand, f"shift(p{i}, i * r{i})")
-        elif i in used and operand.kind == "tile":
+        if i in used and operand.kind == "tile":
             _load(w, 4, i, operand, f"shift(p{i}, i * r{i})")
     w.put_nodes(4)
     for o, output in enumerate(program.outputs):
