@@ -127,7 +127,11 @@ def _with_epilogue(a, b, out, epilogue, accumulate, alpha, beta, threads, kernel
 
     if alpha != 1 or beta != 0:
         raise ValueError(f"alpha={alpha} and beta={beta} are part of the program with epilogue=")
-    fused(a, b, bind(epilogue), out, accumulate=accumulate, threads_=threads, kernel=kernel,
+    bound = bind(epilogue)
+    if len(bound.epilogue.outputs) > 1:
+        raise ValueError(f"{bound} returns {', '.join(bound.epilogue.outputs)}; only gemm.matmul "
+                         "of matrices returns several outputs")  # fmt: skip
+    fused(a, b, bound, out, accumulate=accumulate, threads_=threads, kernel=kernel,
           common=out.dtype)  # fmt: skip
 
 

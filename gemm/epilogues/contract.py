@@ -48,7 +48,8 @@ class Epilogue:
         self.traced: types.FunctionType = tracing.replaced(function)
         self._traces: dict[Any, Any] = {}
         # Traced once with every operand: misuse is an error here, and pairs show by unpacking.
-        nodes, _ = self.trace({key: "any" for key in self.operands})
+        nodes, values = self.trace({key: "any" for key in self.operands})
+        self.outputs = tuple(values)
         self.unpacked = {node[1] for node in nodes if node[0] == "operand" and node[2] != "any"}
 
     def __call__(self, **operands: Any) -> Bound:

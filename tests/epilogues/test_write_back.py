@@ -8,8 +8,19 @@ import pytest
 import gemm
 from gemm import engine
 from gemm.epilogues import stock
-from gemm.epilogues.program import Program
-from gemm.microkernels.dtypes import float32
+from gemm.epilogues.program import Operand, Output, Program
+from gemm.microkernels.arithmetic import (
+    add,
+    fill,
+    less,
+    ramp,
+    select,
+    table_integer,
+    table_pointer,
+    to_float,
+)
+from gemm.microkernels.dtypes import float32, int32
+from gemm.microkernels.vocabulary import load_lanes, shift, store_lanes, tile_spill
 
 RNG = np.random.default_rng(11)
 
@@ -274,6 +285,71 @@ def test_equal_programs_share_a_kernel():
     before = kernels.loaded()
     gemm.matmul(a, a, epilogue=make()(shift=2.0))
     assert kernels.loaded() == before
+
+
+def instructions(level, write_back, program):
+    """Instructions of the blocked kernel with a given hook, for `level`."""
+    from numba.core.types import intp
+
+    from gemm import blocked
+    from gemm.backends import compiler, values
+    from gemm.backends.cpu import kernels
+    from gemm.kernels import KernelSpec
+
+    tile = engine.tile_for(level, float32, None)
+    spec = KernelSpec("blocked", tile, float32, float32, float32, program=program)
+    original = blocked.make_write_back
+    blocked.make_write_back = lambda shape, program: write_back or original(shape, program)
+    try:
+        function, kinds = spec.build()
+        types = [intp if isinstance(kind, str) else values.Pointer(kind) for kind in kinds]
+        target = kernels.target_of(engine.levels()[level])
+        text = compiler.compile_assembly(function, types, target)
+    finally:
+        blocked.make_write_back = original
+    return sum(line.startswith("\t") and line[1] != "." for line in text.splitlines())
+
+
+def test_a_program_costs_what_the_same_code_by_hand_costs():
+    level = engine.default_level()
+    if level == "reference":
+        pytest.skip("no instruction set of this machine is known, so there is nothing to count")
+    shape = engine.tile_for(level, float32, None)
+    lanes, vectors, row_size = shape.lanes, shape.vectors, shape.columns * 4
+
+    def by_hand(t, c, rs, cs, m, n, row, column, batch, extra):
+        rows = tile_spill(t, float32)
+        index = ramp(lanes, int32)
+        zero = fill(index, 0)
+        bias = shift(table_pointer(extra, 2, float32), column * table_integer(extra, 4)
+                     + batch * table_integer(extra, 5))  # fmt: skip
+        step = table_integer(extra, 7)
+        out = shift(table_pointer(extra, 6, float32), batch * table_integer(extra, 9))
+        out = shift(out, row * step + column * table_integer(extra, 8))
+        for i in range(m):
+            for v in range(vectors):
+                left = n - v * lanes
+                if left > 0:
+                    b = load_lanes(shift(bias, v * lanes * 4), lanes, left)
+                    at = shift(rows, i * row_size + v * lanes * 4)
+                    x = add(load_lanes(at, lanes, lanes), b)
+                    x = select(less(x, to_float(zero, float32)), to_float(zero, float32), x)
+                    store_lanes(shift(out, i * step + v * lanes * 4), x, left)
+
+    program = Program(
+        float32, False,
+        (("acc", 0), ("operand", 0, 0), ("add", 0, 1), ("constant", 0.0), ("larger", 2, 3)),
+        (Operand("row", float32),), (Output("tile", (4,), float32),),
+    )  # fmt: skip
+    ours, hand = instructions(level, None, program), instructions(level, by_hand, program)
+    assert ours <= 1.02 * hand, f"{ours} instructions, by hand {hand}"
+
+
+def test_only_matmul_returns_several_outputs():
+    with pytest.raises(ValueError, match="returns out, d_bias"):
+        gemm.matvec(normal(3, 4), normal(4), epilogue=stock.bias_gradient()())
+    got = gemm.matvec(normal(3, 4), np.zeros(4, "f4"), epilogue=stock.bias(bias=2.0))
+    assert (got == 2.0).all()
 
 
 def test_a_program_prints_the_same_in_every_process():
