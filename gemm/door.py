@@ -17,7 +17,7 @@ from gemm.microkernels.dtypes import DType
 from . import engine
 from . import plan as planning
 from .kernels import KernelSpec
-from .planner import SMALL_WORK, small_tile
+from .planner import SMALL_WORK, direct_limit, small_tile
 from .threads import agreed, default_threads, watch
 
 PATIENCE = 16  # calls before a cold cache is worth another compilation
@@ -101,7 +101,8 @@ def _row(level, small: KernelSpec, blocked: KernelSpec) -> dict[str, int]:
     return {
         "small": kernels.entry(level, small).address,
         "blocked": kernels.entry(level, blocked).address,
-        "small_limit": SMALL_WORK,
+        "small_limit": direct_limit(small.a, small.b, tile.dtype),
+        "skinny": SMALL_WORK,
         "grain": grain,
         "mc": mc,
         "kc": blocks.kc,

@@ -115,7 +115,7 @@ def planned(a, b, out, accumulate, allowed: int, kernel: str | None):
     acc = accumulator(ta, to, accumulate)
     scratch_home = to.name != acc.name or (out.strides[-1] != out.itemsize and n > 1)
     isa = None if kernel else environment("GEMM_ISA")
-    adjacent = out.strides[-1] == out.itemsize
+    adjacent = n == 1 or out.strides[-1] == out.itemsize
     plan = make_plan(ta, tb, to, acc, m, n, k, batch, scratch_home, allowed, kernel, isa, None,
                      _layout(b, b.itemsize), adjacent)  # fmt: skip
     return plan, batch, rows, scratch_home

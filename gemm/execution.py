@@ -147,6 +147,9 @@ def execute(plan: Plan, a, b, out, batch: int, rows, scratch_home: bool, extra=N
     ars, acs = a.strides[-2:]
     brs, bcs = b.strides[-2:]
     rs, cs = out.strides[-2:]
+    if n == 1:
+        # The step between columns of a single one says nothing: call it adjacent.
+        bcs, cs = b.itemsize, out.itemsize
     integers = (m, n, k, ars, acs, brs, bcs, rs, cs, ready.home_rs, *ready.fixed, batch)
     if plan.level == "reference":
         _execute_reference(plan, a, b, out, ready.space, integers, dims, extra)

@@ -32,6 +32,7 @@ def workers_for(level: str, acc: DType, work: int, threads: int) -> int:
 
 
 SMALL_WORK = 48**3  # multiply-adds up to which packing costs more than it saves
+DIRECT_WORK = 128**3  # the same where nothing is widened and no side is skinny
 SKINNY_ROWS = 8  # rows up to which B is read in place, along memory
 SKINNY_ROWS_ACROSS = 4  # the same where B must be transposed, which each group of rows repeats
 
@@ -42,20 +43,25 @@ def small_tile(level: str, acc: DType) -> TileShape:
     return TileShape(6 if unit.registers < 32 else 8, 2, unit.lanes(acc), acc)
 
 
-def family(acc: DType, m: int, n: int, k: int, batch: int, b_layout: str, adjacent: bool) -> str:
+def direct_limit(a: DType, b: DType, acc: DType) -> int:
+    """Multiply-adds up to which operands of these types are read in place."""
+    return DIRECT_WORK if a.name == b.name == acc.name else SMALL_WORK
+
+
+def family(a: DType, b: DType, acc: DType, m: int, n: int, k: int, b_layout: str, adjacent: bool,
+           workers: int) -> str:  # fmt: skip
     """Which kernel family a problem takes, its smaller side along M.
 
     b_layout: 'columns' or 'rows' of B are adjacent in memory, or 'none'; adjacent: the output's
-    columns are.
+    columns are; workers: those the work pays for.
     """
     work = m * n * k
-    if work <= SMALL_WORK and b_layout == "columns" and adjacent:
+    wide = min(m, n) > SKINNY_ROWS and workers == 1 and work <= direct_limit(a, b, acc)
+    if b_layout == "columns" and adjacent and (work <= SMALL_WORK or wide):
         return "direct"
-    if m <= SKINNY_ROWS and b_layout == "columns" and work > SMALL_WORK:
-        return "skinny"
-    if m <= SKINNY_ROWS_ACROSS and b_layout == "rows" and acc.kind != "c" and n > 1:
-        return "skinny"
-    return "blocked"
+    deep = m <= SKINNY_ROWS and b_layout == "columns" and work > SMALL_WORK
+    across = m <= SKINNY_ROWS_ACROSS and b_layout == "rows" and acc.kind != "c" and n > 1
+    return "skinny" if deep or across else "blocked"
 
 
 @functools.lru_cache(maxsize=4096)
@@ -66,10 +72,10 @@ def make_plan(a: DType, b: DType, out: DType, acc: DType, m: int, n: int, k: int
     level, shape, named = parse_kernel(kernel)
     if kernel is None and isa:
         level = check_level(isa, "GEMM_ISA")
+    threads = workers_for(level, acc, m * n * k * batch, threads)
     chosen = "blocked"
     if shape is None and named is None and program is None:
-        chosen = family(acc, m, n, k, batch, b_layout, adjacent)
-    threads = workers_for(level, acc, m * n * k * batch, threads)
+        chosen = family(a, b, acc, m, n, k, b_layout, adjacent, -(-threads // batch))
     if chosen == "direct":
         return _direct(level, a, b, out, acc, batch, threads)
     if chosen == "skinny":
@@ -81,7 +87,8 @@ def make_plan(a: DType, b: DType, out: DType, acc: DType, m: int, n: int, k: int
 def _direct(level, a, b, out, acc, batch, threads) -> Plan:
     tile = small_tile(level, acc)
     why = (
-        f"up to {SMALL_WORK} multiply-adds: operands are read where they lie, nothing is packed",
+        f"up to {direct_limit(a, b, acc)} multiply-adds: operands are read where they lie,"
+        " nothing is packed",
     )
     blocks = planning.Blocks(tile.rows, 1, tile.columns, tile.columns)
     spec = KernelSpec("direct", tile, a, b, out)

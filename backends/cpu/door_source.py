@@ -32,7 +32,7 @@ from .addresses import call, peek, peek32, poke, scratch
 HEADER = 16
 # A row for each dtype number.
 (DESCR, SMALL, BLOCKED, SIZE, SMALL_LIMIT, LIMIT, MC, KC, NC, MR, NR, A_ROOM, B_ROOM, IN_PLACE,
- GRAIN) = range(15)  # fmt: skip
+ GRAIN, SKINNY) = range(16)  # fmt: skip
 ROW = 16
 ROWS = 24
 WRITEABLE = 0x400
@@ -86,13 +86,15 @@ def make_door():
                     and 0 < n < 65536
                     and 0 < k < 65536
                     and work <= peek(row + 8 * LIMIT)
+                    and (work <= peek(row + 8 * SKINNY) or (m > 8 and n > 8))
                 ):
                     size = peek(row + 8 * SIZE)
                     ars = peek(peek(x1 + 40))
                     acs = peek(peek(x1 + 40) + 8)
                     brs = peek(peek(x2 + 40))
                     bcs = peek(peek(x2 + 40) + 8)
-                    direct = bcs == size and work <= peek(row + 8 * SMALL_LIMIT)
+                    alone = peek(table + 8 * THREADS) < 2 or work < 2 * peek(row + 8 * GRAIN)
+                    direct = bcs == size and alone and work <= peek(row + 8 * SMALL_LIMIT)
                     space = peek(table + 8 * SPACE)
                     ready = 0
                     if direct or (
