@@ -17,6 +17,7 @@ import math
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 from gemm.microkernels.dtypes import (
     DTYPES,
@@ -35,6 +36,8 @@ TABLE_ROWS = 4
 KEPT_SIGNATURES = 512
 # Stages (of 128 k) of 8-bit floats that the matrix unit sums before they join the float32 total.
 FLOAT8_CHAIN = 4
+# Elements of a float32 result from which packing both operands pays.
+LANES_PACK = 1 << 25
 PRECISIONS = (None, "tf32", "tf32x3")
 
 
@@ -51,11 +54,13 @@ class Matrix:
     aligned: bool
 
     def along(self) -> str:
-        """The adjacent index: 'k', 'rows' or ''."""
+        """The adjacent index: 'k', 'rows' or ''; an index of extent 1 is adjacent to all."""
         size = self.dtype.size
-        if self.k_step == size or self.depth == 1:
+        if self.k_step == size and not (self.depth == 1 and self.row_step == size):
             return "k"
-        return "rows" if self.row_step == size or self.rows == 1 else ""
+        if self.row_step == size or self.rows == 1:
+            return "rows"
+        return "k" if self.depth == 1 else ""
 
     def near(self) -> str:
         """The index with the smaller step."""
@@ -158,7 +163,28 @@ def wide_block(units: int, m: int, n: int, k: int, size: int, count: int, narrow
 
 # run(address of a, of b, of c, stream, address of scale a, of scale b)
 Launch = Callable[[int, int, int, int, int, int], None]
-NO_BOX = bytes(128)
+RECENT_BOXES = 256
+
+
+class Boxes(dict):
+    """Tensor maps of one operand by its address, made when they are first asked for."""
+
+    def __init__(self, device, described):
+        super().__init__()
+        self.device, self.described = device, described
+
+    def __missing__(self, address: int) -> bytes:
+        if len(self) >= RECENT_BOXES:
+            self.clear()
+        self[address] = found = self.device.box_map(address, *self.described)
+        return found
+
+
+class NoBoxes(dict):
+    """For a result that leaves by pointer."""
+
+    def __missing__(self, address: int) -> bytes:
+        return bytes(128)
 
 
 def _spread(blocks: int, units: int, peers: int = 1) -> int:
@@ -234,11 +260,12 @@ def _ring(backend, device, plan: TeamPlan, s: Signature, name: str, parts_k: int
     flags = [int(bool(axis[i])) for i in (1, 2) for axis in (inner, outer)]
     tail = (m, n, -(-k // bk), parts_k, rows, columns, spans, inner[0], *flags, s.c_row,
             inner[3], outer[3])  # fmt: skip
-    box_map, launch = device.box_map, kernel.bind(grid, *tail)
+    launch = kernel.bind(grid, *tail)
+    a_map, b_map = Boxes(device, a_box), Boxes(device, b_box)
+    c_map = Boxes(device, c_box) if c_box else NoBoxes()
 
     def run(a, b, c, stream, scale_a=0, scale_b=0):
-        c_map = box_map(c, *c_box) if c_box else NO_BOX
-        launch(stream, box_map(a, *a_box), box_map(b, *b_box), c_map, c, scale_a, scale_b)
+        launch(stream, a_map[a], b_map[b], c_map[c], c, scale_a, scale_b)
 
     return run
 
@@ -311,7 +338,8 @@ def _packed(backend, device, s: Signature, which: int, along: str = "k", parts: 
     for (extent, *axis), step in zip(s.batch, steps, strict=True):
         axis[which] = step
         batch.append((extent, *axis))
-    s = replace(s, batch=tuple(batch), **{"b" if which else "a": new})
+    changed: dict[str, Any] = {"batch": tuple(batch), "b" if which else "a": new}
+    s = replace(s, **changed)
     return s, total, run, part
 
 
@@ -412,11 +440,11 @@ def _team_plan(facts, unit, kind, s, acc, along, route, near, large) -> TeamPlan
 
 
 def _prepare_lanes(backend, device, s: Signature) -> Launch:
-    """The large float32 chain. Lanes read fastest where rows are adjacent in both panels, and
-    nearly so where k is in both; a mixed pair is packed, which costs 2 % at 4096."""
+    """The large float32 chain. Lanes read fastest where rows are adjacent in both panels; k in
+    both costs them 4 %, as much as packing two operands of 4096 x 4096 does."""
     packs = []
     fits, along = _boxable(s), (s.a.along(), s.b.along())
-    if not (fits[0] and fits[1] and along == ("k", "k")):
+    if s.a.rows * s.b.rows > LANES_PACK or not (all(fits) and along == ("k", "k")):
         for which in (0, 1):
             if not fits[which] or along[which] != "rows":
                 s, nbytes, run, _ = _packed(backend, device, s, which, "rows")
@@ -547,6 +575,8 @@ def matmul(backend, a, b, out=None, *, dtype=None, precision=None, split_k=None,
             _prepared.clear()
         _prepared[key] = found
     shape, result, run, device = found
+    if result.kind == "c":
+        backend.refuse_conjugates(a, b)
     if out is None:
         out, address_c = backend.empty(a, shape, result)
     stream = backend.enter(a, device)
@@ -650,7 +680,7 @@ def _any_result(backend, device, s: Signature, c_column: int, split_k) -> Launch
         run = _any_batch(
             backend, device, replace(s, a=s.b, b=s.a, c_row=c_column, batch=batch), split_k
         )
-        return lambda a, b, c, stream, x=0, y=0: run(b, a, c, stream, y, x)
+        return lambda a, b, c, stream, x=0, y=0: run(b, a, c, stream, y, x)  # type: ignore[misc]
     # Neither is: a contiguous result first, then element by element.
     steps, total, copies = [], m * n * size, []
     for extent, x, y, z in s.batch:

@@ -391,7 +391,7 @@ def make_ring_kernel(plan: TeamPlan):
         if PEERS > 1:
             peers_sync()
 
-    kernel.label = plan.label
+    kernel.label = plan.label  # type: ignore[attr-defined]
     return kernel
 
 
@@ -497,7 +497,7 @@ def make_team_kernel(plan: TeamPlan):
             team_write(at, crs, room, t, m - row, n - column)
             team_sync()
 
-    kernel.label = plan.label
+    kernel.label = plan.label  # type: ignore[attr-defined]
     return kernel
 
 
@@ -513,9 +513,14 @@ class PackPlan:
 
     threads = property(lambda self: self.lanes)
     shared_bytes = property(lambda self: self.stage.bytes)
-    teams_per_unit = 1
     peers = 1
     entry_registers = 0
+
+    @property
+    def teams_per_unit(self) -> int:
+        """Teams at a time on a multiprocessor: as many as leave each lane the registers it needs
+        (narrow elements are more of them)."""
+        return 4 if self.stage.dtype.size >= 4 else 1
 
     @property
     def label(self) -> str:
@@ -561,7 +566,7 @@ def make_pack_kernel(plan: PackPlan):
             q = shift(dst, at_dst + row * dst_row + k * SIZE)
             write(q, dst_row, memory, rows - row, depth - k, part_step)
 
-    kernel.label = plan.label
+    kernel.label = plan.label  # type: ignore[attr-defined]
     return kernel
 
 

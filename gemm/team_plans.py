@@ -45,7 +45,8 @@ def wide_plan(facts, kind: str, a: DType, b: DType, out: DType, block=(128, 256)
     registers = (40, 232) if heavy and down == 2 else (0, 0)
     plan = TeamPlan(tile, a, b, out, down, 1, 2, 128, peers, band, parts, chain, store, scaled,
                     batched, registers)  # fmt: skip
-    stages = _stages(facts, down * plan.room_bytes, plan.stage_bytes)
+    # A small block needs more stages on their way to fill the memory's latency.
+    stages = _stages(facts, down * plan.room_bytes, plan.stage_bytes, 16)
     return replace(plan, stages=stages)
 
 

@@ -110,14 +110,12 @@ class Report:
         return f"error {value:.1e}"
 
 
-def square(
-    report: Report, name, dtype, n, target, limit, theirs, turned=False, out=None, **options
-):
+def square(report: Report, name, kind, n, target, limit, theirs, turned=False, out=None, **options):
     torch = _torch()
-    out = out or dtype
+    out = out or kind
     sets = []
     for _ in range(3 if n <= 4096 else 2):
-        a, b = random((n, n), dtype), random((n, n), dtype)
+        a, b = random((n, n), kind), random((n, n), kind)
         sets.append(
             (a, column_major(b) if turned else b, torch.empty(n, n, device="cuda", dtype=out))
         )
@@ -156,7 +154,7 @@ def squares(report: Report, wanted) -> None:
         torch._int_mm(a, b, out=c)
 
     f8 = {"out": torch.bfloat16, "turned": True, "scale_a": one, "scale_b": one}
-    cases = (
+    cases: tuple = (
         ("bf16", torch.bfloat16, 1.0, 4e-3, mm, {}),
         ("bf16 B turned", torch.bfloat16, 1.0, 4e-3, mm, {"turned": True}),
         ("f16", torch.float16, 1.0, 6e-4, mm, {}),
@@ -185,7 +183,7 @@ TOKENS = (1, 16, 128, 4096, 16384)
 def shapes(report: Report) -> None:
     """bf16 over many shapes; bits of a projection must not depend on the token count."""
     torch = _torch()
-    cases = [((m, k), (k, n)) for k, n in PROJECTIONS for m in TOKENS]
+    cases: list[tuple] = [((m, k), (k, n)) for k, n in PROJECTIONS for m in TOKENS]
     cases += [((1000, 1001), (1001, 999)), ((511, 511), (511, 511)), ((4096, 64), (64, 4096))]
     cases += [((65536, 128), (128, 128)), ((128, 8192), (8192, 128)), ((8192, 8192), (8192, 32))]
     cases += [((2048, 2048), (2048, 2048)), ((1024, 1024), (1024, 1024))]

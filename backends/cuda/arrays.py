@@ -25,6 +25,9 @@ class View(NamedTuple):
     stream: int | None = None
 
 
+MIXED = "operands in host memory and in device memory: move one of them first"
+
+
 def is_device_array(x) -> bool:
     """Whether x lives in CUDA memory; imports nothing and never fails."""
     kind = type(x).__module__.partition(".")[0]
@@ -61,9 +64,11 @@ def _torch_type(dtype) -> DType:
 
 def _view_torch(x) -> View:
     if not _tensor:
+        if sys.modules["torch"].cuda.device_count() > 1:
+            _several.append(True)
         _tensor.append(sys.modules["torch"].Tensor)
-    if x.is_conj():
-        raise TypeError("a conjugate view is not an operand: call resolve_conj() first")
+    if not x.is_cuda:
+        raise TypeError(MIXED)
     dtype = _torch_type(x.dtype)
     size = dtype.size
     return View(
@@ -145,28 +150,40 @@ def _view_dlpack(x) -> View:
 
 def view(x) -> View:
     """The operand in x; TypeError for an element type gemm does not compute."""
-    kind = library_of(x)
-    if kind == "torch":
+    if library_of(x) == "torch":
         return _view_torch(x)
+    if not is_device_array(x):
+        raise TypeError(MIXED)
     if hasattr(x, "__cuda_array_interface__"):
         return _view_interface(x)
     return _view_dlpack(x)
 
 
 _tensor: list[type] = []  # torch.Tensor, once one was seen
+_several: list[bool] = []  # not empty where PyTorch sees several devices
 
 
 def glance(a, b) -> tuple:
     """(address of a, of b, what else a plan depends on as a key, their producers' streams)."""
-    if type(a) in _tensor and type(b) in _tensor and not (a.is_conj() or b.is_conj()):
+    if type(a) in _tensor and type(b) in _tensor:
         x, y = a.data_ptr(), b.data_ptr()
-        key = (a.dtype, a.shape, a.stride(), b.dtype, b.shape, b.stride(), (x & 15) << 4 | y & 15,
-               a.get_device(), b.get_device())  # fmt: skip
+        key = (a.dtype, a.shape, a.is_contiguous() or a.stride(),
+               b.dtype, b.shape, b.is_contiguous() or b.stride(),
+               (x & 15) << 4 | y & 15, a.is_cuda, b.is_cuda)  # fmt: skip
+        if _several:
+            key = (*key, a.get_device(), b.get_device())
         return x, y, key, ()
     u, v = view(a), view(b)
     # 1 names the legacy default stream, which the driver also calls 0.
     streams = tuple(0 if w.stream == 1 else w.stream for w in (u, v) if w.stream is not None)
     return u.address, v.address, (u[1:5], v[1:5], u.address & 15, v.address & 15), streams
+
+
+def refuse_conjugates(*operands) -> None:
+    """TypeError for PyTorch's lazily conjugated views, whose memory holds other values."""
+    for x in operands:
+        if type(x) in _tensor and x.is_conj():
+            raise TypeError("a conjugate view is not an operand: call resolve_conj() first")
 
 
 # -- the caller's library ------------------------------------------------------------------------

@@ -19,7 +19,8 @@ ATTRIBUTES = {"major": 75, "minor": 76, "units": 16, "shared": 97, "pools": 115}
 DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 ERROR_LOG, ERROR_LOG_SIZE = 5, 6
 EVENT_WITHOUT_TIME = 2
-RECENT_MAPS = 256
+# Workspace kept on the default stream, and how much larger than asked a block may be.
+SPARE_BYTES, SPARE_SLACK = 1 << 28, 1 << 16
 # What the second-level cache adds to a request of the copy engine: nothing. Its lines are 128
 # bytes already, and 256 (code 3) was 13 % slower for float32 and 5 % for float64.
 PROMOTION = 0
@@ -41,8 +42,9 @@ class Driver:
 
     def __init__(self, library):
         self.library = library
-        self.launch_raw = library.cuLaunchKernel
-        self.launch_raw.argtypes = [c_void_p, *[c_uint] * 7, c_void_p, c_void_p, c_void_p]
+        # The form with a description in memory: four arguments to convert instead of eleven.
+        self.launch_raw = library.cuLaunchKernelEx
+        self.launch_raw.argtypes = [c_void_p] * 4
         self.call("cuInit", c_uint(0))
 
     def call(self, name: str, *arguments) -> None:
@@ -84,8 +86,9 @@ class Device:
         self.units = facts["units"]
         self.kernels: dict[object, Kernel] = {}
         self.lock = threading.Lock()
-        self._maps: dict[tuple, bytes] = {}
         self._constants: dict[bytes, int] = {}
+        self._spare: list[tuple[int, int]] = []
+        self._taken: dict[int, int] = {}
 
     def _attribute(self, code: int) -> int:
         value = c_int()
@@ -128,14 +131,34 @@ class Device:
     # -- memory and order ------------------------------------------------------------------------
 
     def allocate(self, nbytes: int, stream: int) -> int:
-        """Device memory that belongs to `stream`; `free` it on the same stream."""
+        """Device memory that belongs to `stream`; `free` it on the same stream.
+
+        Blocks of the default stream are kept for the next call: it is one and lasts, so work on
+        it is in order. Other streams may end and their handles come back: those ask the driver.
+        """
+        if not stream:
+            with self.lock:
+                for i, (size, address) in enumerate(self._spare):
+                    if nbytes <= size <= 4 * nbytes + SPARE_SLACK:
+                        del self._spare[i]
+                        self._taken[address] = size
+                        return address
         address = c_uint64()
         self.driver.call(
             "cuMemAllocAsync", byref(address), c_size_t(max(nbytes, 1)), c_void_p(stream)
         )
+        if not stream:
+            self._taken[address.value] = max(nbytes, 1)
         return address.value
 
     def free(self, address: int, stream: int) -> None:
+        size = None if stream else self._taken.pop(address, None)
+        if size is not None and size <= SPARE_BYTES:
+            with self.lock:
+                self._spare.append((size, address))
+                if sum(s for s, _ in self._spare) <= SPARE_BYTES and len(self._spare) <= 8:
+                    return
+                _, address = self._spare.pop(0)
         self.driver.call("cuMemFreeAsync", c_uint64(address), c_void_p(stream))
 
     def clear(self, address: int, pitch: int, width: int, height: int, stream: int) -> None:
@@ -193,21 +216,11 @@ class Device:
     # -- tensor maps -----------------------------------------------------------------------------
 
     def box_map(self, address: int, kind: int, extents, steps, box, swizzled: bool) -> bytes:
-        """The 128 bytes of a tensor map; recent ones are kept.
+        """The 128 bytes of a tensor map.
 
         kind: the driver's element type; extents, box: innermost first; steps: bytes between
         neighbours of each axis but the innermost.
         """
-        key = (address, kind, extents, steps, box, swizzled)
-        found = self._maps.get(key)
-        if found is None:
-            found = self._encode(*key)
-            if len(self._maps) >= RECENT_MAPS:
-                self._maps.clear()
-            self._maps[key] = found
-        return found
-
-    def _encode(self, address, kind, extents, steps, box, swizzled) -> bytes:
         rank = len(extents)
         room = ctypes.create_string_buffer(192)
         start = -ctypes.addressof(room) % 64
@@ -251,31 +264,40 @@ def _format(sizes) -> str:
 
 
 class Launch:
-    """call(stream, *first arguments) starts the kernel; arguments are copied before it returns."""
+    """call(stream, *first arguments) starts the kernel; arguments are copied before it returns.
+
+    A room is one block of memory: the driver's launch description, then the arguments.
+
+        0 grid, team and shared sizes (7 x 4 bytes) | 32 stream | 40 no attributes | 64 arguments
+    """
 
     def __init__(self, kernel: Kernel, grid: int, last):
         first = kernel.sizes[: len(kernel.sizes) - len(last)]
-        self.pack = struct.Struct(_format(first)).pack_into
+        # From byte 32 on: what changes from call to call.
+        changing = struct.Struct("=q24x" + _format(first)[1:])
+        self.pack, self.start = changing.pack_into, 32 + changing.size
+        self.head = struct.pack("=7I4x", grid, 1, 1, kernel.threads, 1, 1, kernel.shared)
         self.last = struct.pack(_format(kernel.sizes[len(first) :]), *last)
-        self.sizes, self.start = kernel.sizes, struct.calcsize(_format(first))
-        self.fixed = (kernel.function, grid, 1, 1, kernel.threads, 1, 1, kernel.shared)
+        self.sizes, self.function = kernel.sizes, kernel.function
         self.raw, self.check = kernel.device.driver.launch_raw, kernel.device.driver.check
-        # Argument rooms not in use; a thread takes one, so calls from several do not meet.
+        # Rooms not in use; a thread takes one, so calls from several threads do not meet.
         self.rooms: list[tuple] = []
 
     def _room(self) -> tuple:
         buffer = ctypes.create_string_buffer(self.start + len(self.last))
-        buffer[self.start :] = self.last  # type: ignore[call-overload]
-        at, pointers = ctypes.addressof(buffer), (c_void_p * len(self.sizes))()
+        buffer[:32] = self.head
+        buffer[self.start :] = self.last
+        start, pointers = ctypes.addressof(buffer), (c_void_p * len(self.sizes))()
+        at = start + 64
         for i, size in enumerate(self.sizes):
             pointers[i] = at
             at += size
-        return buffer, ctypes.addressof(pointers), pointers
+        return buffer, start, ctypes.addressof(pointers), pointers
 
     def __call__(self, stream: int, *first) -> None:
         room = self.rooms.pop() if self.rooms else self._room()
-        self.pack(room[0], 0, *first)
-        status = self.raw(*self.fixed, stream, room[1], None)
+        self.pack(room[0], 32, stream, *first)
+        status = self.raw(room[1], self.function, room[2], None)
         self.rooms.append(room)
         if status:
-            self.check(status, "cuLaunchKernel")
+            self.check(status, "cuLaunchKernelEx")

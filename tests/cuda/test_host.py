@@ -6,6 +6,7 @@ import ctypes
 import struct
 import subprocess
 import sys
+import threading
 from types import SimpleNamespace
 
 import pytest
@@ -81,7 +82,8 @@ def backend():
 
     yield SimpleNamespace(
         view=view, glance=glance, empty=empty, kernel=kernel, on=on, device=lambda index: on,
-        enter=lambda x, device: 7, library_of=lambda x: "other", box_kind=arrays.box_kind,
+        enter=lambda x, device: 7, box_kind=arrays.box_kind,
+        refuse_conjugates=lambda *x: None,
     )  # fmt: skip
     engine._prepared.clear()
 
@@ -177,7 +179,7 @@ class Library:
 
     def __init__(self, **answers):
         self.calls, self.answers = [], answers
-        self.cuLaunchKernel = SimpleNamespace(argtypes=None)
+        self.cuLaunchKernelEx = SimpleNamespace(argtypes=None)
 
     def __getattr__(self, name):
         def call(*arguments):
@@ -200,11 +202,14 @@ def test_driver_errors_are_sentences(monkeypatch):
 def test_launch_packs_its_arguments():
     seen = []
 
-    def launch(function, gx, gy, gz, bx, by, bz, shared, stream, pointers, extra):
+    def launch(config, function, pointers, extra):
+        sizes = tuple((ctypes.c_uint32 * 7).from_address(config))
+        stream, attributes, count = (ctypes.c_uint64 * 3).from_address(config + 32)
+        assert (attributes, count, extra) == (0, 0, None)
         table = (ctypes.c_void_p * 4).from_address(pointers)
         big = ctypes.string_at(table[1], 128)
         numbers = [ctypes.c_int64.from_address(table[i]).value for i in (0, 2, 3)]
-        seen.append((function, gx, bx, shared, stream, numbers, big))
+        seen.append((function, sizes, stream, numbers, big))
         return 0
 
     on = SimpleNamespace(driver=SimpleNamespace(launch_raw=launch, check=None))
@@ -212,8 +217,8 @@ def test_launch_packs_its_arguments():
     start = kernel.bind(12, bytes(range(128)), 5, -6)
     start(77, 4)
     start(78, 1 << 40)
-    assert seen[0] == (99, 12, 256, 1024, 77, [4, 5, -6], bytes(range(128)))
-    assert seen[1][4:6] == (78, [1 << 40, 5, -6])
+    assert seen[0] == (99, (12, 1, 1, 256, 1, 1, 1024), 77, [4, 5, -6], bytes(range(128)))
+    assert seen[1][2:4] == (78, [1 << 40, 5, -6])
 
 
 def test_argument_sizes_match_the_compiler():
@@ -232,3 +237,25 @@ def test_asking_for_a_backend_imports_nothing():
         "assert not bad, bad\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_workspace_of_the_default_stream_is_kept():
+    counter = iter(range(1 << 20, 1 << 30, 1 << 12))
+
+    def take(address, nbytes, stream):
+        ctypes.cast(address, ctypes.POINTER(ctypes.c_uint64))[0] = next(counter)
+        return 0
+
+    library = Library()
+    library.cuMemAllocAsync = take
+    on = driver.Device.__new__(driver.Device)
+    on.driver, on.lock = driver.Driver(library), threading.Lock()
+    on._spare, on._taken = [], {}
+    first = on.allocate(1000, 0)
+    on.free(first, 0)
+    assert on.allocate(900, 0) == first
+    assert on.allocate(900, 0) != first, "a block in use is not given twice"
+    other = on.allocate(1000, 5)
+    on.free(other, 5)
+    assert on.allocate(1000, 5) != other, "other streams' memory goes back to the driver"
+    assert [name for name, _ in library.calls if name == "cuMemFreeAsync"] == ["cuMemFreeAsync"]
