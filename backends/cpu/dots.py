@@ -40,9 +40,12 @@ def _call(builder, name, result, arguments):
     return builder.call(cgutils.get_or_insert_function(builder.module, kind, name), arguments)
 
 
-def _in_order(builder, x, register: str):
+def in_order(context, builder, x):
     """x, opaque to the compiler: free to regroup an integer chain, it would hold the products of
     several steps at once and spill accumulators. Costs no instruction."""
+    if not context.machine_target.triple.startswith("x86_64"):
+        return x
+    register = "v" if has(context.machine_target.features, "avx512f") else "x"
     kind = ir.FunctionType(x.type, [x.type])
     return builder.asm(kind, "", f"={register},0", [x], side_effect=False)
 
@@ -70,7 +73,7 @@ def accumulate(context, builder, unit: str, a, b, acc):
     if name is not None:
         halves = [builder.bitcast(x, kind) for x in (a, b)]
         product = _call(builder, f"llvm.x86.{name}", acc.type, halves)
-        return _in_order(builder, builder.add(acc, product), "v" if bits == 512 else "x")
+        return in_order(context, builder, builder.add(acc, product))
     sixteen = splat(acc.type, 16)
     for part in ("low", "high"):
         x, y = (

@@ -427,6 +427,8 @@ def lower_outer_accumulate(context, builder, sig, args):
             index = i * vectors + v
             old = builder.extract_value(t, index)
             new = multiply_add(context, builder, factor, operand, old)
+            if shape.dtype.kind in "iu":
+                new = dots.in_order(context, builder, new)
             t = builder.insert_value(t, new, index)
         return t
 
