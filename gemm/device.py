@@ -121,7 +121,7 @@ def unit_of(facts, s: Signature) -> tuple[str, str]:
         return "lanes", ""
     if facts.wide:
         return "wide", kind
-    least = {"float16": 75, "float8_e4m3fn": 89, "float8_e5m2": 89}.get(kind, 80)
+    least = 89 if kind.startswith("float8") else 80
     return ("matrix", kind) if facts.capability >= least else ("lanes", "")
 
 

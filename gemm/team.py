@@ -176,6 +176,10 @@ class TeamPlan:
         share = t.b.rows // self.peers * t.b.dtype.size
         if t.b.along == "rows" and t.b.swizzled and share % SWIZZLED_ROW:
             return f"a share of {share} bytes of B is no whole number of 128-byte boxes"
+        for panel, extent, count in ((t.a, t.rows, self.down), (t.b, t.columns, self.across)):
+            if panel.along == "rows" and panel.swizzled and count > 1:
+                if extent * panel.dtype.size % SWIZZLED_ROW:
+                    return f"a group's {extent} rows of {panel.dtype} start inside a 128-byte box"
         few, many = self.registers
         pool = self.threads * self.entry_registers
         wanted = self.groups * self.lanes * many + self.filler_lanes * few

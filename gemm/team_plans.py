@@ -151,7 +151,7 @@ def plan_space(facts) -> list:
                 acc = float64 if kind == float64 else float32
                 space.append(team_plan(facts, "matrix", kind.name, kind, kind, kind, acc, along,
                                        "async", (64, 64), (8, 8), 1, 1, 3))  # fmt: skip
-    if facts.capability >= 75 and not facts.wide:
+    if facts.async_copies and not facts.wide:
         space.append(
             team_plan(facts, "matrix", "float16", half, half, half, float32, ("k", "k"), "held",
                       (64, 32), (8, 8), 1, 2, near=("k", "rows"))

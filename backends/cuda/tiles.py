@@ -248,7 +248,6 @@ def _matrix(context, builder, tile: TeamTile, t, a, b):
     shape, types = FORMS[tile.kind]
     first = times(builder, warp_of_group(builder), tile.rows // 4)
     blocks, columns = tile.rows // 64, tile.columns // 8
-    old = capability(context) < 80
     for step in range(4):
         left = [
             _matrix_fragment(builder, tile.a, a, plus(builder, first, 16 * i), step, bit3, bit4)
@@ -260,12 +259,7 @@ def _matrix(context, builder, tile: TeamTile, t, a, b):
                 for odd in range(2):
                     r = ((i * columns) + j + odd) * 4
                     c, y = t[r : r + 4], right[2 * odd : 2 * odd + 2]
-                    if old:
-                        half = shape.replace("k16", "k8")
-                        c = _mma(builder, half, types, left[i][:2], y[:1], c)
-                        t[r : r + 4] = _mma(builder, half, types, left[i][2:], y[1:], c)
-                    else:
-                        t[r : r + 4] = _mma(builder, shape, types, left[i], y, c)
+                    t[r : r + 4] = _mma(builder, shape, types, left[i], y, c)
     return t
 
 
