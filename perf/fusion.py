@@ -143,13 +143,13 @@ def measure(
     operands = pattern.operands(m, n, dtype)
     program = pattern.program(operands)
     d = np.empty((m, n), dtype)
-    ways = {
+    # Every way writes to arrays that are there already.
+    out: Any = gemm.matmul(a, b, epilogue=program, threads=threads)
+    ways: dict[str, Callable[[], Any]] = {
         "product": lambda: gemm.matmul(a, b, d, threads=threads),
         "separate": lambda: pattern.passes(gemm.matmul(a, b, d, threads=threads), operands),
         "fused": lambda: gemm.matmul(a, b, out, epilogue=program, threads=threads),
     }
-    # Every way writes to arrays that are there already.
-    out = gemm.matmul(a, b, epilogue=program, threads=threads)
     best = dict.fromkeys(ways, math.inf)
     for sample in range(samples + 1):
         for name, way in ways.items():
@@ -160,7 +160,7 @@ def measure(
     moved = pattern.moved * dtype.itemsize
     rate = 2 * m * n * k / best["product"]
     bound = moved * (rate / rate_of_bytes) / (2 * k)
-    return Row(pattern.name, m, n, k, threads, *best.values(), bound)
+    return Row(pattern.name, m, n, k, threads, bound=bound, **best)
 
 
 def main(arguments: list[str] | None = None) -> int:
