@@ -31,3 +31,12 @@ def names() -> list[str]:
         return found
     except RuntimeError:
         return []
+
+
+def named(name: str):
+    """The device backend a caller names; ValueError for one there is not."""
+    if name != "cuda":
+        raise ValueError(f"device={name!r}: expected 'cpu' or 'cuda'")
+    from .cuda import arrays
+
+    return arrays

@@ -592,6 +592,24 @@ def matmul(backend, a, b, out=None, *, dtype=None, precision=None, split_k=None,
     return out
 
 
+def matmul_of_host(backend, a, b, out=None, **options):
+    """a @ b of host arrays on the default device: copied in, multiplied, copied out.
+
+    out: ndarray of the result's shape and type; options as in `matmul`.
+    """
+    import numpy as np
+
+    found = matmul(backend, backend.upload(a), backend.upload(b), **options).copy_to_host()
+    if out is None:
+        return found
+    if out.shape != found.shape or out.dtype != found.dtype:
+        raise ValueError(
+            f"out is {out.dtype} {out.shape}, the result is {found.dtype} {found.shape}"
+        )
+    np.copyto(out, found)
+    return out
+
+
 def _decide(backend, va, vb, vo, dtype, precision, split_k, scale_a, scale_b, fast):
     """(shape, element type, run or None, device) of a call; every refusal is here."""
     if precision not in PRECISIONS:

@@ -232,26 +232,28 @@ def _empty_jax(like, shape, dtype: DType):
 
 
 class DeviceArray:
-    """A result for callers of no known library: memory with `__cuda_array_interface__`."""
+    """Memory of our own with `__cuda_array_interface__`: results for callers of no known library,
+    and host arrays on the device. Its work is on the default stream."""
 
-    def __init__(self, shape, dtype: DType, device: int):
-        from . import driver
-
-        self.shape, self.dtype_name, self._device = tuple(shape), dtype.name, driver.device(device)
+    def __init__(self, shape, dtype: DType, index: int):
+        self.shape, self.kind, self._device = tuple(shape), dtype, device(index)
         self._device.use()
-        count = dtype.size
-        for extent in shape:
-            count *= extent
-        self.nbytes = count
-        self.address = self._device.allocate(count, 0)
-        self._device.synchronize(0)
+        self.nbytes = dtype.size
+        for extent in self.shape:
+            self.nbytes *= extent
+        self.address = self._device.allocate(self.nbytes, 0)
+
+    @property
+    def dtype(self):
+        """NumPy's (or ml_dtypes') dtype."""
+        from gemm.microkernels.vocabulary import storage
+
+        return storage(self.kind)
 
     @property
     def __cuda_array_interface__(self) -> dict:
-        import numpy as np
-
         return {
-            "shape": self.shape, "typestr": np.dtype(self.dtype_name).str, "strides": None,
+            "shape": self.shape, "typestr": self.dtype.str, "strides": None,
             "data": (self.address, False), "version": 3, "stream": 1,
         }  # fmt: skip
 
@@ -259,7 +261,7 @@ class DeviceArray:
         """The values as a NumPy array."""
         import numpy as np
 
-        out = np.empty(self.shape, self.dtype_name)
+        out = np.empty(self.shape, self.dtype)
         self._device.use()
         self._device.copy_out(out.ctypes.data, self.address, self.nbytes, 0)
         self._device.synchronize(0)
@@ -270,6 +272,20 @@ class DeviceArray:
         if address:
             self._device.use()
             self._device.free(address, 0)
+
+
+def upload(array, index: int = 0) -> DeviceArray:
+    """A copy of a host array in device memory."""
+    import numpy as np
+
+    array = np.ascontiguousarray(array)
+    dtype = DTYPES.get(array.dtype.name)
+    if dtype is None or not array.dtype.isnative:
+        raise TypeError(f"gemm computes {', '.join(DTYPES)}, not {array.dtype!r}")
+    out = DeviceArray(array.shape, dtype, index)
+    out._device.copy_in(out.address, array.ctypes.data, array.nbytes, 0)
+    out._device.synchronize(0)
+    return out
 
 
 def _empty_other(like, shape, dtype: DType):

@@ -259,3 +259,46 @@ def test_workspace_of_the_default_stream_is_kept():
     on.free(other, 5)
     assert on.allocate(1000, 5) != other, "other streams' memory goes back to the driver"
     assert [name for name, _ in library.calls if name == "cuMemFreeAsync"] == ["cuMemFreeAsync"]
+
+
+def test_host_arrays_go_in_and_out(monkeypatch):
+    """Upload and copy back through a driver whose device memory is host memory."""
+    import numpy as np
+
+    rooms = {}
+
+    def take(address, nbytes, stream):
+        room = ctypes.create_string_buffer(nbytes.value)
+        rooms[ctypes.addressof(room)] = room
+        ctypes.cast(address, ctypes.POINTER(ctypes.c_uint64))[0] = ctypes.addressof(room)
+        return 0
+
+    def move(to, source, nbytes, stream):
+        ctypes.memmove(to.value, source.value, nbytes.value)
+        return 0
+
+    library = Library()
+    library.cuMemAllocAsync = take
+    library.cuMemcpyHtoDAsync_v2 = library.cuMemcpyDtoHAsync_v2 = move
+    on = driver.Device.__new__(driver.Device)
+    on.driver, on.lock, on.context = driver.Driver(library), threading.Lock(), ctypes.c_void_p(1)
+    on._spare, on._taken = [], {}
+    monkeypatch.setattr(arrays, "device", lambda index: on)
+    x = np.arange(24.0).reshape(4, 6)[::2, ::3]
+    there = arrays.upload(x)
+    np.testing.assert_array_equal(there.copy_to_host(), x)
+    facts = there.__cuda_array_interface__
+    assert facts["shape"] == (2, 2) and facts["typestr"] == "<f8" and arrays.is_device_array(there)
+    with pytest.raises(TypeError, match="not dtype"):
+        arrays.upload(np.zeros(3, ">f8"))
+
+
+def test_mixed_and_unknown_devices():
+    import numpy as np
+
+    from gemm.backends import devices
+
+    with pytest.raises(TypeError, match="host memory and in device memory"):
+        arrays.view(np.zeros((2, 2)))
+    with pytest.raises(ValueError, match="device='tpu'"):
+        devices.named("tpu")
