@@ -167,9 +167,9 @@ def glance(a, b) -> tuple:
     """(address of a, of b, what else a plan depends on as a key, their producers' streams)."""
     if type(a) in _tensor and type(b) in _tensor:
         x, y = a.data_ptr(), b.data_ptr()
-        key = (a.dtype, a.shape, a.is_contiguous() or a.stride(),
-               b.dtype, b.shape, b.is_contiguous() or b.stride(),
-               (x & 15) << 4 | y & 15, a.is_cuda, b.is_cuda)  # fmt: skip
+        key: tuple = (a.dtype, a.shape, a.is_contiguous() or a.stride(),
+                      b.dtype, b.shape, b.is_contiguous() or b.stride(),
+                      (x & 15) << 4 | y & 15, a.is_cuda, b.is_cuda)  # fmt: skip
         if _several:
             key = (*key, a.get_device(), b.get_device())
         return x, y, key, ()

@@ -138,17 +138,15 @@ class Device:
         """
         if not stream:
             with self.lock:
-                for i, (size, address) in enumerate(self._spare):
+                for i, (size, kept) in enumerate(self._spare):
                     if nbytes <= size <= 4 * nbytes + SPARE_SLACK:
                         del self._spare[i]
-                        self._taken[address] = size
-                        return address
-        address = c_uint64()
-        self.driver.call(
-            "cuMemAllocAsync", byref(address), c_size_t(max(nbytes, 1)), c_void_p(stream)
-        )
+                        self._taken[kept] = size
+                        return kept
+        address, nbytes = c_uint64(), max(nbytes, 1)
+        self.driver.call("cuMemAllocAsync", byref(address), c_size_t(nbytes), c_void_p(stream))
         if not stream:
-            self._taken[address.value] = max(nbytes, 1)
+            self._taken[address.value] = nbytes
         return address.value
 
     def free(self, address: int, stream: int) -> None:
@@ -285,9 +283,9 @@ class Launch:
 
     def _room(self) -> tuple:
         buffer = ctypes.create_string_buffer(self.start + len(self.last))
-        buffer[:32] = self.head
-        buffer[self.start :] = self.last
         start, pointers = ctypes.addressof(buffer), (c_void_p * len(self.sizes))()
+        ctypes.memmove(start, self.head, len(self.head))
+        ctypes.memmove(start + self.start, self.last, len(self.last))
         at = start + 64
         for i, size in enumerate(self.sizes):
             pointers[i] = at
