@@ -42,7 +42,17 @@ __all__ = [
 
 
 def product(
-    a, b, out, *, accumulate=None, alpha=1, beta=0, threads=None, kernel=None, epilogue=None
+    a,
+    b,
+    out,
+    *,
+    accumulate=None,
+    alpha=1,
+    beta=0,
+    threads=None,
+    kernel=None,
+    epilogue=None,
+    split_k=None,
 ):
     """out[...] = alpha * (a @ b) + beta * out.
 
@@ -51,8 +61,18 @@ def product(
     are int8 and uint8. `out` may have another dtype of the same kind and must not overlap a or
     b. accumulate: accumulator dtype (default: docs/numerics.md). beta == 0 never reads out.
     threads: workers at most; kernel: 'LEVEL[:MRxNR][:MC,KC,NC]' forces one. epilogue: a program
-    whose main output is `out`.
+    whose main output is `out`. split_k: parts of K that are summed afterwards (split_k.py).
     """
+    if split_k is not None:
+        from . import split_k as parts
+
+        if epilogue is not None or alpha != 1 or beta != 0:
+            raise ValueError(
+                f"split_k={split_k} goes with no epilogue=, and with alpha=1, beta=0: got "
+                f"alpha={alpha}, beta={beta}"
+            )
+        parts.product(a, b, out, split_k, accumulate, threads, kernel)
+        return
     if epilogue is not None:
         _with_epilogue(a, b, out, epilogue, accumulate, alpha, beta, threads, kernel)
         return

@@ -20,8 +20,8 @@ import numpy as np
 from gemm import operands, originals
 
 _SHARED_KEYWORDS = frozenset(("casting", "order", "dtype", "subok", "signature", "axes", "axis"))
-_ENGINE_KEYWORDS = frozenset(("accumulate", "threads", "kernel", "epilogue"))
-_LATER_KEYWORDS = ("device", "precision", "split_k")
+_ENGINE_KEYWORDS = frozenset(("accumulate", "threads", "kernel", "epilogue", "split_k"))
+_LATER_KEYWORDS = ("device", "precision")
 
 
 class Signature(NamedTuple):

@@ -26,7 +26,8 @@ def matmul(x1: Any, x2: Any, /, out: Any = None, **keywords: Any) -> Any:
 
     Keywords of NumPy: casting='same_kind', order='K', dtype=None, subok=True, signature, axes.
     Keywords of this package: accumulate (dtype of the accumulator), threads, kernel (name of a
-    micro-kernel), epilogue.
+    micro-kernel), epilogue, split_k (parts of K, summed in order afterwards: for small outputs over
+    a huge K; the rounding is then that of the parts).
 
     dtype and result are NumPy's, except that ml_dtypes' bfloat16 and float8 stay what they are.
     Raises ValueError for shapes that do not match or a read-only `out`, TypeError for casts that
