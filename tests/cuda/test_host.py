@@ -29,7 +29,13 @@ class Pretended:
     def use(self):
         pass
 
-    def box_map(self, address, *rest):
+    def box_map(self, address, kind, extents, steps, box, swizzled):
+        """Refuses what the driver refuses."""
+        assert address % 16 == 0 and 2 <= len(extents) == len(box) == len(steps) + 1 <= 5
+        assert all(0 < step < 1 << 40 and step % 16 == 0 for step in steps), steps
+        assert all(0 < e <= 1 << 32 for e in extents) and all(0 < e <= 256 for e in box)
+        size = {0: 1, 6: 2, 9: 2, 3: 4, 7: 4, 11: 4, 8: 8, 5: 8}[kind]
+        assert box[0] * size % 16 == 0 and (box[0] * size <= 128 or not swizzled)
         return struct.pack("q", address).ljust(128, b"\0")
 
     def allocate(self, nbytes, stream):
@@ -104,15 +110,21 @@ def test_types_choose_the_unit_and_sizes_do_not(backend):
         assert units <= ({unit, "lanes"} if unit == "matrix" else {unit})
 
 
+SHAPES = [
+    (1, 1, 1), (130, 70, 50), (4096, 4096, 4096), (4096, 4096, 1), (1, 4096, 1), (4096, 1, 4096),
+    (16384, 64, 256), (1, 8192, 8192), (511, 511, 511), (4096, 4100, 4104), (300, 8192, 1),
+]  # fmt: skip
+
+
+def test_large_batch_of_outer_products(backend):
+    """Case G12: more than 2^31 results, K = 1."""
+    (plan,) = plans_of(backend, Array((8209, 512, 1)), Array((8209, 1, 512)))[-1:]
+    assert plan.illegal() == ""
+
+
 def test_every_plan_is_legal(backend):
-    for dtype in ("float32", "float64", "bfloat16", "int8", "float8_e4m3fn"):
-        for m, n, k in [
-            (1, 1, 1),
-            (130, 70, 50),
-            (4096, 4096, 4096),
-            (16384, 64, 256),
-            (1, 8192, 8192),
-        ]:
+    for dtype in ("float32", "float64", "bfloat16", "int8", "float8_e4m3fn", "complex64"):
+        for m, n, k in SHAPES:
             for turned in (False, True):
                 strides = (DTYPES[dtype].size, k * DTYPES[dtype].size) if turned else None
                 b = Array((k, n), dtype, strides)
