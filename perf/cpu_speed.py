@@ -4,24 +4,20 @@
 
 Contenders run alternately on fresh random operands; a figure is the ratio of medians. Results
 are checked against float64 or exact integers first. The multiply-add ceiling of the run stands
-beside each line. Variables that steer OpenBLAS are unset before NumPy is imported.
+beside each line. Variables that steer OpenBLAS are unset in a fresh process.
 """
 
 from __future__ import annotations
 
 import argparse
-import os
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-for _name in ("OPENBLAS_CORETYPE", "OPENBLAS_L2_SIZE"):
-    os.environ.pop(_name, None)
+import numpy as np
 
-import numpy as np  # noqa: E402
-
-import gemm  # noqa: E402
+import gemm
 
 
 @dataclass
@@ -231,6 +227,10 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--only", nargs="+", help="labels that start with one of these")
     parser.add_argument("--seconds", type=float, default=0.6, help="for each line")
     options = parser.parse_args(arguments)
+    from . import machine as environment
+
+    if arguments is None:
+        environment.restarted("gemm.perf.cpu_speed", max(options.threads))
     from gemm.backends import ceiling
     from gemm.backends.cpu.machine import machine
 

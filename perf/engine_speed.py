@@ -6,7 +6,7 @@ Parts: micro (the micro-kernel on packed panels in the second-level cache, as a 
 multiply-add ceiling), square (n = 256 to 2048), layouts (transposed and stepped operands against
 contiguous ones), start (import and first call, in fresh processes), call (8 x 8 through the
 door). Contenders alternate within a round; figures are medians. Variables that steer OpenBLAS
-are unset before NumPy is imported, and its kernel is named.
+are unset in a fresh process, and its kernel is named.
 """
 
 from __future__ import annotations
@@ -21,24 +21,18 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-REMOVED = {
-    name: os.environ.pop(name)
-    for name in ("OPENBLAS_CORETYPE", "OPENBLAS_L2_SIZE")
-    if name in os.environ
-}
-for _name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "GEMM_NUM_THREADS"):
-    os.environ[_name] = "1"
+import numpy as np
 
-import numpy as np  # noqa: E402
+import gemm
+from gemm import engine, planner
+from gemm.backends import ceiling
+from gemm.backends.cpu import kernels
+from gemm.backends.cpu.machine import machine
+from gemm.microkernels.dtypes import DTYPES, TileShape
+from gemm.microkernels.outer_product import make_outer_product
+from gemm.microkernels.vocabulary import shift, tile_store, tile_zeros
 
-import gemm  # noqa: E402
-from gemm import engine, planner  # noqa: E402
-from gemm.backends import ceiling  # noqa: E402
-from gemm.backends.cpu import kernels  # noqa: E402
-from gemm.backends.cpu.machine import machine  # noqa: E402
-from gemm.microkernels.dtypes import DTYPES, TileShape  # noqa: E402
-from gemm.microkernels.outer_product import make_outer_product  # noqa: E402
-from gemm.microkernels.vocabulary import shift, tile_store, tile_zeros  # noqa: E402
+from .machine import restarted
 
 DTYPE_NAMES = ("float32", "float64")
 PARTS = ("micro", "square", "layouts", "start", "call")
@@ -46,7 +40,7 @@ PARTS = ("micro", "square", "layouts", "start", "call")
 
 @dataclass(frozen=True)
 class MicroSpec:
-    """The micro-kernel over a packed block of A, one panel of B: no packing, no edges."""
+    """The micro-kernel as loop 1 runs it: one panel of A, a packed block of B, no edges."""
 
     tile: TileShape
     unroll: int = 4
@@ -59,9 +53,9 @@ class MicroSpec:
         def micro(a, b, c, panels, k, repeats):
             for _ in range(repeats):
                 for p in range(panels):
-                    at = shift(a, p * rows * k * size)
+                    at = shift(b, p * columns * k * size)
                     t = compute(
-                        tile_zeros(shape), at, size, rows * size, b, columns * size, columns, k
+                        tile_zeros(shape), a, size, rows * size, at, columns * size, columns, k
                     )
                     tile_store(c, columns * size, t, rows, columns)
 
@@ -82,14 +76,21 @@ def alternate(calls: list[Callable[[], object]], rounds: int) -> list[float]:
     return [statistics.median(column) for column in times]
 
 
+def aligned(count: int, dtype: str) -> np.ndarray:
+    """Ones that start on a cache line, as packed panels do."""
+    raw = np.ones(count + 64, dtype)
+    start = -raw.ctypes.data % 64 // raw.itemsize
+    return raw[start : start + count]
+
+
 def micro(level: str, dtype: str, rounds: int) -> None:
     """The micro-kernel's share of the ceiling; both timed in the same rounds."""
     shape = engine.tile_for(level, DTYPES[dtype], None)
     found = engine.levels()[level]
     blocks = planner.planning.cache_blocks(shape, machine().caches)
-    k, panels = blocks.kc, max(1, blocks.mc // shape.rows)
-    a = np.ones(panels * shape.rows * k, dtype)
-    b, c = np.ones(shape.columns * k, dtype), np.ones(shape.rows * shape.columns, dtype)
+    k, panels = blocks.kc, max(1, blocks.nc // shape.columns)
+    a, b = aligned(shape.rows * k, dtype), aligned(panels * shape.columns * k, dtype)
+    c = aligned(shape.rows * shape.columns, dtype)
     flops = 2 * panels * shape.rows * shape.columns * k
     repeats = max(1, int(2e8 / flops))
     entry = kernels.entry(found, MicroSpec(shape))
@@ -244,11 +245,10 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=11)
     parser.add_argument("--only", action="append", choices=PARTS)
     options = parser.parse_args()
+    restarted("gemm.perf.engine_speed", 1)
     parts = options.only or PARTS
     levels = options.level or [name for name in engine.levels() if engine.levels()[name].fused]
     print(f"{machine().name}; NumPy {np.__version__} on {yardstick()}; one thread")
-    for name, value in REMOVED.items():
-        print(f"{name}={value} was set and is unset here")
     # Levels of one vector unit run the same float kernels: the first of each is enough.
     units = {engine.levels()[name].unit: name for name in reversed(levels)}
     for level in reversed(units.values()):

@@ -50,6 +50,21 @@ def clean_environment(threads: int, extra: dict[str, str] | None = None) -> dict
     return environment
 
 
+def restarted(module: str, threads: int) -> None:
+    """Starts `python -m module` anew in a clean environment, unless this process is already so.
+
+    NumPy reads its variables when it is imported, and importing gemm imports it: unsetting them
+    later would change nothing.
+    """
+    clean = clean_environment(threads)
+    if os.environ.get("GEMM_PERF_CLEAN") == "1":
+        return
+    for name, value in steering_variables(dict(os.environ)).items():
+        print(f"{name}={value} was set and is unset here", flush=True)
+    clean["GEMM_PERF_CLEAN"] = "1"
+    os.execve(sys.executable, [sys.executable, "-m", module, *sys.argv[1:]], clean)
+
+
 def import_path() -> dict[str, str]:
     """PYTHONPATH on which a child process finds the very `gemm` that this process found."""
     import gemm
