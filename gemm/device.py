@@ -537,14 +537,14 @@ def result_type(a: DType, b: DType) -> DType:
     """NumPy's promotion, by NumPy; 16- and 8-bit floats of other libraries mix with none."""
     if a == b:
         return a
+    if {a.name, b.name} & NARROW_FLOATS:
+        raise TypeError(f"no product of {a} and {b}: convert one operand first")
     import numpy as np
 
-    try:
-        return DTYPES[np.result_type(a.name, b.name).name]
-    except (TypeError, KeyError):
-        raise TypeError(f"no product of {a} and {b}: convert one operand first") from None
+    return DTYPES[np.result_type(a.name, b.name).name]
 
 
+NARROW_FLOATS = {"bfloat16", "float8_e4m3fn", "float8_e5m2"}
 _prepared: dict[tuple, tuple] = {}
 
 
