@@ -302,7 +302,7 @@ def test_keywords_of_this_package():
     np.testing.assert_array_equal(result, expected)
     np.testing.assert_array_equal(gemm.matmul(a[0], b, kernel=None), expected[0])
     assert gemm.vecdot(a[0], a[0], accumulate=np.int32, dtype="i4") == (a[0].astype(int) ** 2).sum()
-    for name in ("device", "precision", "split_k"):
+    for name in ("device", "precision"):
         with pytest.raises(NotImplementedError, match=name):
             gemm.matmul(a, b, **{name: 1})
     with pytest.raises(TypeError, match="parrot"):
