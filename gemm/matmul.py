@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from gemm import engine, gufunc, originals
+from gemm.backends import devices
 
 _MATMUL = gufunc.Signature("matmul", (("n", "k"), ("k", "m")), ("n", "m"), frozenset("nm"))
 _MATVEC = gufunc.Signature("matvec", (("m", "n"), ("n",)), ("m",))
@@ -49,6 +50,26 @@ def matmul(x1: Any, x2: Any, /, out: Any = None, **keywords: Any) -> Any:
 
 def _is_packed(x: Any) -> bool:
     return type(x).__module__ == "gemm.epilogues.contract"
+
+
+_DEVICE_KEYWORDS = {"dtype", "precision", "split_k", "scale_a", "scale_b", "fast"}
+
+
+def _on_device(backend: Any, place: Any, x1: Any, x2: Any, out: Any, keywords: dict) -> Any:
+    """matmul of device arrays, or of host arrays on the device named `place`."""
+    from gemm import device
+
+    unknown = keywords.keys() - _DEVICE_KEYWORDS
+    if unknown:
+        raise TypeError(f"matmul of device arrays does not take {', '.join(sorted(unknown))}")
+    if keywords.get("dtype") is not None:
+        keywords["dtype"] = np.dtype(keywords["dtype"]).name
+    if backend is None:
+        target = devices.named(place)
+        return device.matmul_of_host(target, np.asarray(x1), np.asarray(x2), out, **keywords)
+    if place == "cpu":
+        raise TypeError("device='cpu' with a device array: copy it to the host first")
+    return device.matmul(backend, x1, x2, out, **keywords)
 
 
 def matvec(x1: Any, x2: Any, /, out: Any = None, **keywords: Any) -> Any:
