@@ -30,6 +30,11 @@ def matmul(x1: Any, x2: Any, /, out: Any = None, **keywords: Any) -> Any:
     micro-kernel), epilogue, split_k (parts of K, summed in order afterwards: for small outputs over
     a huge K; the rounding is then that of the parts).
 
+    Device arrays (any object with `__cuda_array_interface__` or DLPack on a device) are multiplied
+    where they are, on the caller's stream, and the result is of the caller's kind; device='cuda'
+    sends host arrays there and back. They take dtype, split_k, precision ('tf32', 'tf32x3'),
+    scale_a, scale_b and fast (gemm/device.py).
+
     dtype and result are NumPy's, except that ml_dtypes' bfloat16 and float8 stay what they are.
     Raises ValueError for shapes that do not match or a read-only `out`, TypeError for casts that
     `casting` forbids, NotImplementedError for a keyword that is not supported yet.
@@ -41,6 +46,11 @@ def matmul(x1: Any, x2: Any, /, out: Any = None, **keywords: Any) -> Any:
         result = engine.plain(x1, x2, out)
         if result is not None:
             return result
+    place = keywords.pop("device", None)
+    if place is not None or type(x1) is not np.ndarray or type(x2) is not np.ndarray:
+        backend = devices.backend_of(x1) or devices.backend_of(x2)
+        if backend is not None or place not in (None, "cpu"):
+            return _on_device(backend, place, x1, x2, out, keywords)
     if keywords.get("epilogue") is not None or _is_packed(x1) or _is_packed(x2):
         from gemm.epilogues.run import call
 
