@@ -73,6 +73,7 @@ __all__ = [
     "matvec",
     "num_threads",
     "outer",
+    "pack",
     "set_num_threads",
     "tensordot",
     "transpose",
@@ -84,6 +85,7 @@ __all__ = [
 
 _MODULES = ("array_api", "linalg")
 _LAZY = {
+    "pack": "packed",
     "use_in_numpy": "in_numpy",
     **dict.fromkeys(_CONVOLUTION, "convolution"),
     **dict.fromkeys(_EPILOGUE_WORDS, "epilogues"),

@@ -163,11 +163,13 @@ def make_blocked(
     unroll: int = 4,
     program=None,
     units: tuple[DType, DType] | None = None,
+    ready_b: bool = False,
 ):
     """The whole product for one worker of a team; see the parameters of `blocked` below.
 
     program: the write-back's (gemm/epilogues), None for the plain store. units: element types of
-    the panels for a dot-product instruction (grouping.py), None for the outer product.
+    the panels for a dot-product instruction (grouping.py), None for the outer product. ready_b:
+    b lies in panels already (packed.py): brs is the step of a unit of k over all columns, bcs 0.
     """
     MR, NR, acc, size = shape.rows, shape.columns, shape.dtype, shape.dtype.size
     pack_a, pack_b, group = make_packs(shape, a_type, b_type, units)
@@ -184,6 +186,15 @@ def make_blocked(
         pack_a = pack_nothing
     if change_b is not None and not change_b.reads_acc:
         pack_b = pack_nothing
+
+    def packed_panels(packed_b, b, brs, bcs, pc, beside, column, width, depth, kb):
+        pack_b(packed_b, shift(b, pc * brs + beside * bcs), bcs, brs, width, depth)
+        return packed_b
+
+    def ready_panels(packed_b, b, brs, bcs, pc, beside, column, width, depth, kb):
+        return recast(shift(b, pc // group * brs + column * kb * size), panel_b)
+
+    panels_of_b = ready_panels if ready_b else packed_panels
 
     def rectangle(a, b, c, home, m, n, k, ars, acs, brs, bcs, rs, cs, hrs, mc, kc, nc, band,
                   packed_a, packed_b, first_row, first_column, batch, extra):  # fmt: skip
@@ -208,15 +219,15 @@ def make_blocked(
                     for jc in range(0, columns, nc):
                         width = min(nc, columns - jc)
                         beside = left + jc
-                        at_b = shift(b, pc * brs + beside * bcs)
-                        pack_b(packed_b, at_b, bcs, brs, width, depth)
                         first = first_column + beside
-                        prepare_b(packed_b, width, depth, first, pc, batch, extra)
+                        panels = panels_of_b(packed_b, b, brs, bcs, pc, beside, first, width,
+                                             depth, kb)  # fmt: skip
+                        prepare_b(panels, width, depth, first, pc, batch, extra)
                         if flip:
-                            surplus(sums, packed_b, width, kb)
+                            surplus(sums, panels, width, kb)
                         macro_kernel(
                             packed_a,
-                            packed_b,
+                            panels,
                             sums,
                             shift(resting, jc * size),
                             resting_rs,

@@ -20,6 +20,7 @@ class KernelSpec:
     """family: which kernel; tile: its register tile; a, b, out: element types in memory.
 
     program: the write-back's; units: element types of the panels (grouping.py), None for values.
+    ready_b: B comes as panels (packed.py).
     """
 
     family: str
@@ -30,6 +31,7 @@ class KernelSpec:
     unroll: int = 4
     program: object = None
     units: tuple[DType, DType] | None = None
+    ready_b: bool = False
 
     @property
     def label(self) -> str:
@@ -44,7 +46,9 @@ class KernelSpec:
         if self.family == "blocked":
             from .blocked import make_blocked
 
-            function = make_blocked(tile, a, b, out, self.unroll, self.program, self.units)
+            function = make_blocked(
+                tile, a, b, out, self.unroll, self.program, self.units, self.ready_b
+            )
         elif self.family == "direct":
             from .small import make_direct
 

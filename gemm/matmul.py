@@ -51,6 +51,10 @@ def matmul(x1: Any, x2: Any, /, out: Any = None, **keywords: Any) -> Any:
         backend = devices.backend_of(x1) or devices.backend_of(x2)
         if backend is not None or place not in (None, "cpu"):
             return _on_device(backend, place, x1, x2, out, keywords)
+    if type(x2).__module__ == "gemm.packed" or type(x1).__module__ == "gemm.packed":
+        from gemm.packed import product
+
+        return product(x1, x2, out, keywords)
     if keywords.get("epilogue") is not None or _is_packed(x1) or _is_packed(x2):
         from gemm.epilogues.run import call
 
