@@ -10,6 +10,10 @@ from engine.oracle import random, same_bits, tile
 
 import gemm
 from gemm import targets
+from gemm.backends.reference.run import pointer
+from gemm.grouping import make_pack_groups
+from gemm.microkernels.dtypes import DTYPES, UNITS, TileShape
+from gemm.packed import _panels
 
 LEVEL = targets.default_level()
 
@@ -84,3 +88,23 @@ def test_what_does_not_fit_is_refused_with_the_numbers():
         with pytest.raises(error, match=message):
             call()
     assert (out == 7).all()
+
+
+UNITS_OF = [("int8", "int8x4"), ("int8", "int16x2"), ("uint8", "int16x2"), ("int16", "int16x2"),
+            ("uint16", "int16x2"), ("bfloat16", "bfloat16x2")]  # fmt: skip
+
+
+@pytest.mark.parametrize(("dtype", "unit"), UNITS_OF)
+@pytest.mark.parametrize("k", [1, 4, 7])
+def test_panels_are_those_of_the_kernels_packing(dtype, unit, k):
+    """Also of levels that need not run here: the packing routine as plain Python."""
+    source, shape = DTYPES[dtype], TileShape(2, 2, 4, DTYPES["int32"])
+    columns, wide = 13, 16
+    b = random((k, columns), "float32").astype(getattr(ml_dtypes, dtype, dtype))
+    units = -(-k // UNITS[unit].group)
+    expected = np.zeros(wide * units * 4 + 256, np.uint8)
+    routine = make_pack_groups(shape.columns, shape.lanes, source, UNITS[unit])
+    routine(pointer(expected, DTYPES["uint8"]), pointer(b, source), b.strides[1], b.strides[0],
+            columns, k)  # fmt: skip
+    padded = b[:, np.minimum(np.arange(wide), columns - 1)]
+    assert _panels(padded, shape, UNITS[unit]).tobytes() == expected[: wide * units * 4].tobytes()
