@@ -7,6 +7,7 @@ A rule takes Numba argument types and returns the result type; a constant argume
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import astuple
 
 from llvmlite import ir
 from numba.core import types
@@ -73,7 +74,8 @@ class Constant(types.Type):
 
     def __init__(self, value):
         self.value = value
-        super().__init__(f"Constant({value!r})")
+        # Numba keeps one type for each name, and the text of a shape leaves out its lanes.
+        super().__init__(f"Constant({type(value).__name__} {astuple(value)})")
 
 
 @register_default(Pointer)

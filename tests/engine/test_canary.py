@@ -103,3 +103,13 @@ def test_numba_is_imported_in_few_places():
         if "from numba.core import compiler" in path.read_text() or "callconv" in path.read_text()
     }
     assert importers == {"compiler.py"}
+
+
+def test_constants_of_equal_text_are_different_types():
+    """A 4 x 4 tile of one vector and one of two have the same text, and were taken for another."""
+    from gemm.backends.values import Constant
+    from gemm.microkernels.dtypes import TileShape, float64
+
+    one, two = TileShape(4, 1, 4, float64), TileShape(4, 2, 2, float64)
+    assert repr(one) == repr(two)
+    assert Constant(one) != Constant(two) and Constant(one) == Constant(TileShape(4, 1, 4, float64))
