@@ -89,7 +89,7 @@ def _panels(block: np.ndarray, tile: TileShape, unit: DType | None) -> np.ndarra
         rows = block.astype(np.dtype(tile.dtype.name))
     else:
         # Neighbours in k become one 32-bit unit.
-        element = {"bfloat16x2": block.dtype, "int16x2": np.int16}.get(unit.name, np.int8)
+        element: Any = {"bfloat16x2": block.dtype, "int16x2": np.int16}.get(unit.name, np.int8)
         k = planning.round_up(len(block), unit.group)
         whole = np.zeros((k, block.shape[1]), element)
         whole[: len(block)] = block.astype(element)
