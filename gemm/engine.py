@@ -156,7 +156,7 @@ def _with_epilogue(a, b, out, epilogue, accumulate, alpha, beta, threads, kernel
 
 
 def inner(x, y, out, *, conjugate=False, accumulate=None, threads=None, kernel=None) -> None:
-    """x, y (*batch, K) -> out (*batch,): one inner product each, as gemm/inner.py adds them.
+    """x, y (*batch, K) -> out (*batch,): one inner product each, as gemm/chains.py adds them.
 
     conjugate: of x. Complex products are four real ones, each in that order.
     """

@@ -58,7 +58,7 @@ class KernelSpec:
 
             function = make_skinny(tile, a, b, out)
         elif self.family == "inner":
-            from .inner import make_inner
+            from .chains import make_inner
 
             function = make_inner(tile, a, b, out)
         elif self.family == "small":

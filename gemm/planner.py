@@ -99,7 +99,7 @@ def _direct(level, a, b, out, acc, batch, threads) -> Plan:
 def inner_plan(a: DType, b: DType, out: DType, acc: DType, batch: int, k: int, threads: int,
                kernel: str | None, isa: str | None) -> Plan:  # fmt: skip
     """The plan of `batch` inner products of length k."""
-    from .inner import CHAINS
+    from .chains import CHAINS
 
     level, _, _ = parse_kernel(kernel)
     if kernel is None and isa:

@@ -64,7 +64,7 @@ def sources_digest() -> str:
 
 
 KERNEL_SOURCES = (
-    "batch.py", "blocked.py", "grouping.py", "inner.py", "kernels.py", "packing.py", "skinny.py",
+    "batch.py", "blocked.py", "grouping.py", "chains.py", "kernels.py", "packing.py", "skinny.py",
     "small.py",
     "epilogues/prepare.py", "epilogues/program.py", "epilogues/write_back.py",
 )  # fmt: skip
