@@ -90,7 +90,7 @@ def declined(opened):
         "an integer": (x, y, 3),
         "another dtype": (x, y.astype(other), None),
         "byte-swapped": (x, y.astype(y.dtype.newbyteorder()), None),
-        "integers": (x.astype("i4"), y.astype("i4"), None),
+        "no kernel's dtype": (x.astype("g"), y.astype("g"), None),
         "1-D": (x, y[0], None),
         "3-D": (x[None], y, None),
         "0-D": (x, y[0, 0], None),

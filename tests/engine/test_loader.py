@@ -1,6 +1,7 @@
 """The loader: every object is complete and needs nothing from outside; anything else is refused."""
 
 import ctypes
+import platform
 import struct
 
 import numpy as np
@@ -85,7 +86,10 @@ def test_no_kernel_in_the_cache_needs_anything_from_outside():
     checked = 0
     for entry in kernel_cache.entries():
         payload = kernel_cache.get(entry.name.removesuffix(kernel_cache.SUFFIX))
-        if payload is not None and payload[:4] == b"\x7fELF":
+        if payload is None or payload[:4] != b"\x7fELF":
+            continue
+        # Tests compile for other machines too; their objects are not this loader's.
+        if int.from_bytes(payload[18:20], "little") == loader.MACHINES[platform.machine().lower()]:
             assert loader.undefined_symbols(payload) == [], entry
             checked += 1
     assert checked
