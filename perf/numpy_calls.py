@@ -140,9 +140,12 @@ def _repeats(call: Call) -> int:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m gemm.perf.numpy_calls", description=__doc__)
-    parser.add_argument("groups", nargs="*", choices=[*GROUPS, []], default=list(GROUPS))
+    parser.add_argument("groups", nargs="*", metavar="|".join(GROUPS), help="default: all")
     parser.add_argument("--rounds", type=int, default=15)
     arguments = parser.parse_args()
+    unknown = set(arguments.groups) - set(GROUPS)
+    if unknown:
+        parser.error(f"no group {', '.join(sorted(unknown))}: choose from {', '.join(GROUPS)}")
     try:
         import threadpoolctl
 
@@ -150,7 +153,7 @@ def main() -> None:
     except ImportError:
         print("threadpoolctl is not installed: NumPy runs on as many threads as it likes")
     print(f"{'call':58} {'gemm us':>9} {'other us':>9} {'ratio':>6} {'aim':>6}")
-    for group in arguments.groups:
+    for group in arguments.groups or GROUPS:
         for pair in GROUPS[group]():
             ours, theirs = measure(pair, arguments.rounds)
             ratio = ours / theirs
