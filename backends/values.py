@@ -139,5 +139,4 @@ RULES: dict[Callable, Callable] = {
     words.tile_multiply_add: lambda t, x, y: t,
     words.lesser: lambda i, j: types.intp,
     words.greater: lambda i, j: types.intp,
-    words.barrier: lambda p, n: types.none,
 }

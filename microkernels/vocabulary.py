@@ -230,18 +230,6 @@ def greater(i, j):
     return max(i, j)
 
 
-# -- workers -------------------------------------------------------------------------------------
-
-
-def barrier(p, workers):
-    """Waits until all `workers` that share the counter at p have arrived.
-
-    The reference target installs a real one when it runs more than one worker.
-    """
-    if workers != 1:
-        raise RuntimeError("barrier outside a team")
-
-
 WORDS = (
     shift,
     recast,
@@ -263,7 +251,6 @@ WORDS = (
     tile_multiply_add,
     lesser,
     greater,
-    barrier,
 )
 
 __all__ = ["DType", "TileShape", "Pointer", *(w.__name__ for w in WORDS)]

@@ -484,10 +484,6 @@ def _choose(relation):
     return lower
 
 
-def lower_barrier(context, builder, sig, args):
-    raise NotImplementedError
-
-
 RULES = address_lowering.RULES
 LOWERINGS = {
     **address_lowering.LOWERINGS,
@@ -511,5 +507,4 @@ LOWERINGS = {
     words.tile_multiply_add: lower_tile_multiply_add,
     words.lesser: _choose("<"),
     words.greater: _choose(">"),
-    words.barrier: lower_barrier,
 }

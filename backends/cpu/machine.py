@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import os
 import platform
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -144,5 +143,4 @@ def machine() -> Machine:
 
 def triple(architecture: str) -> str:
     """An ELF triple of the architecture: what the loader reads on every operating system."""
-    system = "linux-gnu" if sys.platform != "darwin" or architecture == "x86_64" else "linux-gnu"
-    return f"{architecture}-unknown-{system}"
+    return f"{architecture}-unknown-linux-gnu"
