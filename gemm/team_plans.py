@@ -147,9 +147,9 @@ def plan_space(facts) -> list:
         for along in orders:
             space.append(team_plan(facts, "lanes", "", float32, float32, float32, float32, along,
                                    "async", (128, 64), (8, 8), 1, 2))  # fmt: skip
-            for kind in (half, float64):
-                acc = float64 if kind == float64 else float32
-                space.append(team_plan(facts, "matrix", kind.name, kind, kind, kind, acc, along,
+            for dtype in (half, float64):
+                acc = float64 if dtype == float64 else float32
+                space.append(team_plan(facts, "matrix", dtype.name, dtype, dtype, dtype, acc, along,
                                        "async", (64, 64), (8, 8), 1, 1, 3))  # fmt: skip
     if facts.async_copies and not facts.wide:
         space.append(
