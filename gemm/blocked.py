@@ -40,6 +40,7 @@ from gemm.microkernels.vocabulary import (
 )
 
 from .batch import offset
+from .components import make_pack_parts, make_pack_turned
 from .epilogues.prepare import make_prepare, pack_nothing
 from .epilogues.write_back import make_write_back
 from .grouping import flips, make_pack_groups
@@ -81,7 +82,7 @@ def make_store(shape: TileShape, out: DType):
     return store_tile
 
 
-def make_macro_kernel(shape: TileShape, write_back, unroll: int, flip: bool = False):
+def make_macro_kernel(shape: TileShape, write_back, unroll: int, flip: bool = False, units=None):
     """Loops 2 and 1: an MC x NC block of the output from a packed block of A and one of B.
 
     flip: each tile first loses the surplus `sums` of its columns. (row, column): where the block
@@ -89,7 +90,8 @@ def make_macro_kernel(shape: TileShape, write_back, unroll: int, flip: bool = Fa
     """
     MR, NR, size = shape.rows, shape.columns, shape.dtype.size
     micro_kernel = make_outer_product(unroll)
-    a_step = MR * size
+    factor = size if units is None else units[0].size
+    a_step = MR * factor
     b_step = NR * size
 
     def lose(t, minus, sums):
@@ -102,7 +104,7 @@ def make_macro_kernel(shape: TileShape, write_back, unroll: int, flip: bool = Fa
                      row, column, batch, extra):  # fmt: skip
         for ir in range(0, mc, MR):
             m = min(MR, mc - ir)
-            a_panel = shift(a, ir * kb * size)
+            a_panel = shift(a, ir * kb * factor)
             for jr in range(0, nc, NR):
                 n = min(NR, nc - jr)
                 b_panel = shift(b, jr * kb * size)
@@ -112,7 +114,7 @@ def make_macro_kernel(shape: TileShape, write_back, unroll: int, flip: bool = Fa
                 else:
                     t = tile_load(shape, resting, home_rs, m, n)
                 t = without_surplus(t, shift(sums, -128), shift(sums, jr * size))
-                t = micro_kernel(t, a_panel, size, a_step, b_panel, b_step, NR, kb)
+                t = micro_kernel(t, a_panel, factor, a_step, b_panel, b_step, NR, kb)
                 if last:
                     at = shift(c, ir * rs + jr * cs)
                     write_back(t, at, rs, cs, m, n, row + ir, column + jr, batch, extra)
@@ -123,10 +125,12 @@ def make_macro_kernel(shape: TileShape, write_back, unroll: int, flip: bool = Fa
 
 
 def make_packs(shape: TileShape, a: DType, b: DType, units: tuple[DType, DType] | None):
-    """(pack-A, pack-B, values of k in a panel's element)."""
+    """(pack-A, pack-B, values of k in a row of a panel)."""
     if units is None:
         pack_a = make_pack(shape.rows, shape.lanes, a, shape.dtype)
         return pack_a, make_pack(shape.columns, shape.lanes, b, shape.dtype), 1
+    if shape.dtype.kind == "c":
+        return make_pack_parts(shape), make_pack_turned(shape), 1
     pack_a = make_pack_groups(shape.rows, shape.lanes, a, units[0])
     return pack_a, make_pack_groups(shape.columns, shape.lanes, b, units[1]), units[0].group
 
@@ -168,8 +172,9 @@ def make_blocked(
     """The whole product for one worker of a team; see the parameters of `blocked` below.
 
     program: the write-back's (gemm/epilogues), None for the plain store. units: element types of
-    the panels for a dot-product instruction (grouping.py), None for the outer product. ready_b:
-    b lies in panels already (packed.py): brs is the step of a unit of k over all columns, bcs 0.
+    the panels for a dot-product instruction (grouping.py) or of a complex product's components
+    (components.py), None for values as they are. ready_b: b lies in panels already (packed.py):
+    brs is the step of a unit of k over all columns, bcs 0.
     """
     MR, NR, acc, size = shape.rows, shape.columns, shape.dtype, shape.dtype.size
     pack_a, pack_b, group = make_packs(shape, a_type, b_type, units)
@@ -177,7 +182,8 @@ def make_blocked(
     surplus = make_surplus(shape, units if flip else None, unroll)
     panel_a, panel_b = units or (acc, acc)
     write_back = make_store(shape, out) if program is None else make_write_back(shape, program)
-    macro_kernel = make_macro_kernel(shape, write_back, unroll, flip)
+    macro_kernel = make_macro_kernel(shape, write_back, unroll, flip, units)
+    rows_of_k = shape.dtype.components if units else 1  # rows of a panel for `group` values of k
     change_a = None if program is None else program.pack_a
     change_b = None if program is None else program.pack_b
     prepare_a = make_prepare(MR, shape.lanes, change_a)
@@ -213,7 +219,7 @@ def make_blocked(
                 for block in range(blocks):
                     pc = block * kc
                     depth = min(kc, k - pc)
-                    kb = (depth + group - 1) // group
+                    kb = (depth + group - 1) // group * rows_of_k
                     pack_a(packed_a, shift(a, ic * ars + pc * acs), ars, acs, height, depth)
                     prepare_a(packed_a, height, depth, first_row + ic, pc, batch, extra)
                     for jc in range(0, columns, nc):

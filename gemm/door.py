@@ -17,7 +17,7 @@ from gemm.microkernels.dtypes import DType
 from . import engine
 from . import plan as planning
 from .kernels import KernelSpec
-from .planner import SMALL_WORK, direct_limit, small_tile
+from .planner import SMALL_WORK, direct_limit, panel_units, small_tile
 from .threads import agreed, default_threads, watch
 
 PATIENCE = 16  # calls before a cold cache is worth another compilation
@@ -35,7 +35,9 @@ def specs(level: str, dtype: DType) -> tuple[KernelSpec, KernelSpec]:
     """The small and the blocked kernel behind the door for one dtype."""
     acc = engine.accumulator(dtype, dtype)
     small = KernelSpec("small", small_tile(level, acc), dtype, dtype, dtype)
-    return small, KernelSpec("blocked", engine.tile_for(level, acc, None), dtype, dtype, dtype)
+    tile = engine.tile_for(level, acc, None)
+    units = panel_units(level, dtype, dtype, dtype, acc)
+    return small, KernelSpec("blocked", tile, dtype, dtype, dtype, units=units)
 
 
 def is_open(name: str) -> bool:
@@ -91,10 +93,8 @@ def _row(level, small: KernelSpec, blocked: KernelSpec) -> dict[str, int]:
     tile = blocked.tile
     blocks = planning.cache_blocks(tile, machine().caches)
     mc = min(blocks.mc, planning.round_up(1024, tile.rows))
-    size = tile.dtype.size
-    slack = 64 * tile.lanes
-    a_room = planning.round_up(mc * blocks.kc * size + slack, 64)
-    b_room = planning.round_up(blocks.nc * blocks.kc * size + slack, 64)
+    blocks = planning.replace(blocks, mc=mc)
+    a_room, b_room = planning.rooms(blocks, tile)
     _need((a_room + b_room) * MOST_WORKERS + 4096)
     _door.table[_source().RELEASE] = RELEASE_WORK
     grain = engine.grain(level.name, tile.dtype)

@@ -111,10 +111,7 @@ class Prepared:
     def __init__(self, plan: Plan, scratch_home: bool, k: int):
         blocks, tile = plan.blocks, plan.spec.tile
         size = tile.dtype.size
-        slack = 64 * tile.lanes
-        a_room = planning.round_up(blocks.mc * blocks.kc * size + slack, 64)
-        # Beside its panels B's room holds the column sums of a dot-product kernel.
-        b_room = planning.round_up(blocks.nc * (blocks.kc + 1) * size + slack + 2048, 64)
+        a_room, b_room = planning.rooms(blocks, tile)
         self.home_rs = blocks.band * size if scratch_home else 0
         # One K block needs no home; several rest in `out` or in the scratch.
         home = blocks.mc * self.home_rs if k > blocks.kc else 0

@@ -85,7 +85,12 @@ def pack(b: Any, *, kernel: str | None = None) -> PackedOperand:
 
 def _panels(block: np.ndarray, tile: TileShape, unit: DType | None) -> np.ndarray:
     """The bytes of one K block: columns are whole panels already."""
-    if unit is None:
+    if unit is not None and unit.kind == "c":
+        pairs = np.ascontiguousarray(block).view(block.real.dtype).reshape(*block.shape, 2)
+        turned = np.stack([-pairs[..., 1], pairs[..., 0]], axis=-1)
+        both = np.stack([pairs, turned], axis=1).reshape(2 * len(block), block.shape[1], 2)
+        rows = np.ascontiguousarray(both).view(block.dtype)[..., 0]
+    elif unit is None:
         rows = block.astype(np.dtype(tile.dtype.name))
     else:
         # Neighbours in k become one 32-bit unit.
@@ -150,10 +155,11 @@ def product(x1: Any, x2: Any, out: Any, keywords: dict[str, Any]) -> np.ndarray:
 def _run(a: np.ndarray, b: PackedOperand, out: np.ndarray, allowed: int) -> None:
     k, n = b.shape
     size = b.tile.dtype.size
-    wide = planning.round_up(n, b.tile.columns)
+    # Bytes of all panels for one unit of k.
+    step = planning.round_up(n, b.tile.columns) * size * (b.tile.dtype.components if b.units else 1)
     scratch_home = out.dtype.name != b.tile.dtype.name or out.strides[-1] != out.itemsize
     batch, rows = batches(out.shape[:-2], a.strides[:-2], (0,) * (a.ndim - 2), out.strides[:-2])
     plan = _plan(b.level, b.tile, b.units, element_type(b.dtype), a.shape[-2], n, k, b.kc, batch,
                  scratch_home, allowed)  # fmt: skip
-    view = np.lib.stride_tricks.as_strided(b.data, b.shape, (wide * size, 0), writeable=False)
+    view = np.lib.stride_tricks.as_strided(b.data, b.shape, (step, 0), writeable=False)
     execute(plan, a, view, out, batch, rows, scratch_home)

@@ -77,10 +77,21 @@ def cache_blocks(tile, caches) -> Blocks:
     kc = max(16, min(int(0.6 * l1.size / (MR * size)), DEEPEST * 4 // min(size, 8)) // 16 * 16)
     # Second level: all but two ways (A and C passing through), three quarters of that.
     share = l2.size / max(1, l2.shared_by) * max(1, l2.ways - 2) / l2.ways
-    nc = max(NR, min(int(0.75 * share / (kc * size)), 2048) // NR * NR)
+    # Complex panels of B hold two rows for each k (components.py).
+    nc = max(NR, min(int(0.75 * share / (kc * size * tile.dtype.components)), 2048) // NR * NR)
     share = l3.size / max(1, l3.shared_by) * max(1, l3.ways - 1) / l3.ways
     mc = max(MR, min(int(share / (kc * size)), 4096) // MR * MR)
     return Blocks(mc, kc, nc, 1 << 40)
+
+
+def rooms(blocks: Blocks, tile) -> tuple[int, int]:
+    """Bytes of a worker's packed A and packed B."""
+    size = tile.dtype.size
+    slack = 64 * tile.lanes
+    a_room = round_up(blocks.mc * blocks.kc * size + slack, 64)
+    # Beside its panels B's room holds the column sums of a dot-product kernel.
+    panels = blocks.nc * (blocks.kc + 1) * size * tile.dtype.components
+    return a_room, round_up(panels + slack + 2048, 64)
 
 
 DEEPEST = 384  # KC of 4-byte elements beyond which C's traffic is small anyway

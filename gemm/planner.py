@@ -129,11 +129,14 @@ EIGHT_BITS = ("int8", "uint8", "bool")
 
 
 def panel_units(level: str, a: DType, b: DType, out: DType, acc: DType):
-    """(units of A's panels, units of B's) for a dot-product instruction of the level, or None."""
+    """(units of A's panels, units of B's), or None for values as they are."""
     if level == "reference":
         level = next(iter(levels()), "")
     known = described()[level].units if level in described() else frozenset()
     names = {a.name, b.name}
+    if acc.kind == "c":
+        # Real factors, in the order of the complex chain (components.py).
+        return (acc.real, acc) if names == {acc.name} else None
     if names == {"bfloat16"} and acc.name == "float32" and "bfloat16x2" in known:
         return UNITS["bfloat16x2"], UNITS["bfloat16x2"]
     if acc.name != "int32":

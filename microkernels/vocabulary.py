@@ -170,7 +170,7 @@ def outer_accumulate(t, a, row_step, b, n):
 
     a: `rows` values `row_step` bytes apart; b: n adjacent values; both widened to t's type.
     Complex: each part is one chain, re <- fma(ar, br, re), re <- fma(ai, -bi, re) and
-    im <- fma(ar, bi, im), im <- fma(ai, br, im).
+    im <- fma(ar, bi, im), im <- fma(ai, br, im). Real a with complex t and b: the first of each.
     Units of several k (gemm/grouping.py): one chain in ascending k; integers wrap.
     Cost: rows * vectors fused multiply-adds (twice that for complex), `vectors` loads, `rows`
     broadcast loads.
@@ -183,6 +183,10 @@ def outer_accumulate(t, a, row_step, b, n):
     if t.dtype.kind != "c":
         return fused_multiply_add(av, bv, t)
     out = np.empty_like(t)
+    if av.dtype.kind != "c":
+        out.real = fused_multiply_add(av, bv.real, t.real)
+        out.imag = fused_multiply_add(av, bv.imag, t.imag)
+        return out
     re = fused_multiply_add(av.real, bv.real, t.real)
     out.real = fused_multiply_add(av.imag, -bv.imag, re)
     im = fused_multiply_add(av.real, bv.imag, t.imag)

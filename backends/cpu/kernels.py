@@ -64,8 +64,8 @@ def sources_digest() -> str:
 
 
 KERNEL_SOURCES = (
-    "batch.py", "blocked.py", "grouping.py", "chains.py", "kernels.py", "packing.py", "skinny.py",
-    "small.py",
+    "batch.py", "blocked.py", "chains.py", "components.py", "grouping.py", "kernels.py",
+    "packing.py", "skinny.py", "small.py",
     "epilogues/prepare.py", "epilogues/program.py", "epilogues/write_back.py",
 )  # fmt: skip
 

@@ -409,7 +409,9 @@ def multiply_add(context, builder, a, b, c):
 
 def lower_outer_accumulate(context, builder, sig, args):
     shape = sig.args[0].shape
-    a_type, b_type = (sig.args[i].dtype.widened_to(shape.dtype) for i in (1, 3))
+    a_type, b_type = (sig.args[i].dtype for i in (1, 3))
+    if shape.dtype.kind != "c":
+        a_type, b_type = a_type.widened_to(shape.dtype), b_type.widened_to(shape.dtype)
     t, a, _, b, _ = args
     step = context.cast(builder, args[2], sig.args[2], _intp())
     n = context.cast(builder, args[4], sig.args[4], _intp())
@@ -446,7 +448,7 @@ def lower_outer_accumulate(context, builder, sig, args):
                 new = dots.accumulate(context, builder, b_type.name, factor, operand, old)
                 t = builder.insert_value(t, new, index)
         return t
-    if shape.dtype.kind != "c":
+    if sig.args[1].dtype.kind != "c":
         for i in range(shape.rows):
             t = update(t, i, of_row(i, a_type), row)
         return t
