@@ -104,14 +104,14 @@ class Contraction:
         result = None
         if self.kind == "product" and a.dtype == dtype:
             result = engine.door(a, b, target)
+        elif self.kind == "inner" and target is None and a.dtype == dtype:
+            result = engine.inner_door(a, b)
         if result is None:
             result = np.empty(self.natural, dtype) if target is None else target
             if self.kind == "product":
                 engine.product(a, b, result)
-            elif self.kind == "inner" and a.dtype == b.dtype == dtype:
+            elif self.kind == "inner":
                 engine.inner(a, b, result)
-            elif self.kind == "inner":  # narrow operands, wider result
-                engine.product(a[..., None, :], b[..., None], result[..., None, None])
             else:
                 _multiply(a, b, dtype, result)
         if out is not None:

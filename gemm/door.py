@@ -1,12 +1,13 @@
-"""Opens the fast door for a dtype once its kernels are at hand.
+"""Opens the fast doors for a dtype once their kernels are at hand.
 
 Products of plain arrays then go from Python straight into machine code. A dtype whose kernels
 are in the cache is served from its first call on; otherwise the door's extra kernel is compiled
-only after a number of small calls, so that a cold first call compiles one kernel and not two.
+only after a number of calls, so that a cold first call compiles one kernel and not two.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 from typing import Any
 
@@ -17,7 +18,7 @@ from gemm.microkernels.dtypes import DType
 from . import engine
 from . import plan as planning
 from .kernels import KernelSpec
-from .planner import SMALL_WORK, direct_limit, panel_units, small_tile
+from .planner import SMALL_WORK, direct_limit, inner_spec, panel_units, small_tile
 from .threads import agreed, default_threads, watch
 
 PATIENCE = 16  # calls before a cold cache is worth another compilation
@@ -27,8 +28,8 @@ RELEASE_WORK = 1 << 18  # multiply-adds from which other Python threads get the 
 
 _door: Any = None
 _tried = False
-_calls: dict[str, int] = {}
-_served: set[str] = set()
+_calls: dict[tuple[str, str], int] = {}
+_served: set[tuple[str, str]] = set()
 
 
 def specs(level: str, dtype: DType) -> tuple[KernelSpec, KernelSpec]:
@@ -40,26 +41,34 @@ def specs(level: str, dtype: DType) -> tuple[KernelSpec, KernelSpec]:
     return small, KernelSpec("blocked", tile, dtype, dtype, dtype, units=units)
 
 
+def inner_specs(dtype: DType) -> tuple[KernelSpec, KernelSpec]:
+    """The kernels behind the door of inner products: as they are, and with x conjugated."""
+    same = (dtype, dtype, dtype, engine.accumulator(dtype, dtype))
+    return inner_spec(*same), inner_spec(*same, conjugate=dtype.kind == "c")
+
+
 def is_open(name: str) -> bool:
     """Whether products of the dtype of this name take the fast way by now."""
-    return name in _served
+    return ("door", name) in _served
 
 
-def seen(dtype: DType, np_dtype: np.dtype) -> bool:
+def seen(dtype: DType, np_dtype: np.dtype, kind: str = "door") -> bool:
     """Told of each product that took the Python path; opens the door when it is time.
 
-    Returns whether there is nothing more to tell about this dtype.
+    kind: 'door', or 'inner door' for an inner product. Returns whether there is nothing more to
+    tell about this dtype.
     """
-    name = dtype.name
-    if name in _served or np_dtype.num >= 24 or os.environ.get("GEMM_ISA"):
+    key = kind, dtype.name
+    if key in _served or np_dtype.num >= 24 or os.environ.get("GEMM_ISA"):
         return True
-    _calls[name] = _calls.get(name, 0) + 1
-    if _calls[name] == 1 or _calls[name] == PATIENCE:
-        _serve(dtype, np_dtype, compile_missing=_calls[name] == PATIENCE)
-    return name in _served or _calls[name] >= PATIENCE
+    _calls[key] = _calls.get(key, 0) + 1
+    if _calls[key] == 1 or _calls[key] == PATIENCE:
+        with contextlib.suppress(RuntimeError):  # no compiler: Python answers as before
+            _serve(kind, dtype, np_dtype, compile_missing=_calls[key] == PATIENCE)
+    return key in _served or _calls[key] >= PATIENCE
 
 
-def _serve(dtype: DType, np_dtype: np.dtype, compile_missing: bool) -> None:
+def _serve(kind: str, dtype: DType, np_dtype: np.dtype, compile_missing: bool) -> None:
     global _door, _tried
     from gemm.backends.cpu import door as machine_door
     from gemm.backends.cpu import kernels
@@ -68,8 +77,8 @@ def _serve(dtype: DType, np_dtype: np.dtype, compile_missing: bool) -> None:
     if level_name == "reference":
         return
     level = engine.levels()[level_name]
-    small, blocked = specs(level_name, dtype)
-    texts = ["door", repr(small), repr(blocked)]
+    behind = specs(level_name, dtype) if kind == "door" else inner_specs(dtype)
+    texts = ["door", kind, *map(repr, behind)]
     if not compile_missing and not all(kernels.stored(level, text) is not None for text in texts):
         return
     if _door is None:
@@ -79,11 +88,18 @@ def _serve(dtype: DType, np_dtype: np.dtype, compile_missing: bool) -> None:
         _door = machine_door.open_door(level)
         if _door is None:
             return
-    row = _row(level, small, blocked)
-    _door.set_row(np_dtype, **row)
-    set_threads()
-    _served.add(dtype.name)
-    engine.door = _door.call
+        _door.table[_source().RELEASE] = RELEASE_WORK
+    if kind == "door":
+        _door.set_row(np_dtype, "descr", **_row(level, *behind))
+        set_threads()
+        engine.door = _door.call
+    else:
+        if _door.inner is None:
+            _door.open_inner()
+        plain, conjugate = (kernels.entry(level, spec).address for spec in behind)
+        _door.set_row(np_dtype, "inner_descr", inner=plain, conjugate_inner=conjugate)
+        engine.inner_door = _door.inner
+    _served.add((kind, dtype.name))
 
 
 def _row(level, small: KernelSpec, blocked: KernelSpec) -> dict[str, int]:
@@ -96,7 +112,6 @@ def _row(level, small: KernelSpec, blocked: KernelSpec) -> dict[str, int]:
     blocks = planning.replace(blocks, mc=mc)
     a_room, b_room = planning.rooms(blocks, tile)
     _need((a_room + b_room) * MOST_WORKERS + 4096)
-    _door.table[_source().RELEASE] = RELEASE_WORK
     grain = engine.grain(level.name, tile.dtype)
     return {
         "small": kernels.entry(level, small).address,

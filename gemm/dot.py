@@ -18,8 +18,10 @@ def dot(a: Any, b: Any, out: Any = None) -> Any:
     C-contiguous; it may overlap the operands. Raises ValueError for shapes that do not match and
     for an `out` that does not fit.
     """
-    if out is None and type(b) is np.ndarray and b.ndim < 3:
+    if out is None:
         result = engine.door(a, b, None)
+        if result is None:
+            result = engine.inner_door(a, b)
         if result is not None:
             return result
     return _product("dot", originals.dot, a, b, out, second_axis=-2)
@@ -31,6 +33,9 @@ def inner(a: Any, b: Any, /) -> Any:
     a (..., K), b (..., K); the result has the other axes of `a`, then those of `b`. A scalar
     operand multiplies. Raises ValueError for shapes that do not match.
     """
+    result = engine.inner_door(a, b)
+    if result is not None:
+        return result
     return _product("inner", originals.inner, a, b, None, second_axis=-1)
 
 
@@ -39,6 +44,9 @@ def vdot(a: Any, b: Any, /) -> Any:
 
     Raises ValueError when the sizes differ.
     """
+    result = engine.inner_door(a, b, True)
+    if result is not None:
+        return result
     if not operands.all_plain((a, b)):
         return originals.vdot(a, b)
     x, y = operands.as_array(a), operands.as_array(b)

@@ -32,6 +32,7 @@ __all__ = [
     "element_type",
     "grain",
     "inner",
+    "inner_door",
     "levels",
     "make_plan",
     "parse_kernel",
@@ -158,28 +159,26 @@ def _with_epilogue(a, b, out, epilogue, accumulate, alpha, beta, threads, kernel
 def inner(x, y, out, *, conjugate=False, accumulate=None, threads=None, kernel=None) -> None:
     """x, y (*batch, K) -> out (*batch,): one inner product each, as gemm/chains.py adds them.
 
-    conjugate: of x. Complex products are four real ones, each in that order.
+    Dtypes and options as of `product`; conjugate: x, where it is complex.
     """
     if out.size == 0:
-        return
-    if out.dtype.kind == "c":
-        options = {"accumulate": None, "threads": threads, "kernel": kernel}
-        parts = [np.empty(out.shape, out.real.dtype) for _ in range(4)]
-        pairs = ((x.real, y.real), (x.imag, y.imag), (x.real, y.imag), (x.imag, y.real))
-        for (u, v), part in zip(pairs, parts, strict=True):
-            inner(u, v, part, **options)
-        rr, ii, ri, ir = parts
-        with np.errstate(all="ignore"):
-            out.real = rr + ii if conjugate else rr - ii
-            out.imag = ri - ir if conjugate else ri + ir
         return
     allowed = get_num_threads() if threads is None else checked(threads)
     batch, rows = batches(out.shape, x.strides[:-1], y.strides[:-1], out.strides)
     ta, tb, to = element_type(x.dtype), element_type(y.dtype), element_type(out.dtype)
     acc = accumulator(ta, to, accumulate)
     isa = None if kernel else environment("GEMM_ISA")
-    plan = inner_plan(ta, tb, to, acc, batch, x.shape[-1], allowed, kernel, isa)
+    conjugate = conjugate and to.kind == "c"
+    plan = inner_plan(ta, tb, to, acc, conjugate, batch, x.shape[-1], allowed, kernel, isa)
     execute(plan, x[..., None, :], y[..., :, None], out[..., None, None], batch, rows, False)
+    if not kernel and x.dtype is y.dtype is out.dtype and x.dtype not in _through_the_inner_door:
+        from . import door as doorkeeper
+
+        if doorkeeper.seen(ta, x.dtype, "inner door"):
+            _through_the_inner_door.add(x.dtype)
+
+
+_through_the_inner_door: set[np.dtype] = set()
 
 
 def plain(x1, x2, out):
@@ -211,4 +210,10 @@ def plain(x1, x2, out):
 
 def door(x1, x2, out):
     """The fast path for plain arrays; None when it does not apply."""
+    return None
+
+
+def inner_door(x, y, *conjugate):
+    """The fast path for the inner product of plain vectors, as a scalar; None when it does not
+    apply. A third argument asks for the conjugate of x."""
     return None

@@ -57,10 +57,10 @@ class KernelSpec:
             from .skinny import make_skinny
 
             function = make_skinny(tile, a, b, out)
-        elif self.family == "inner":
+        elif self.family in ("inner", "conjugate inner"):
             from .chains import make_inner
 
-            function = make_inner(tile, a, b, out)
+            function = make_inner(tile, a, b, out, self.family != "inner")
         elif self.family == "small":
             from .small import make_small
 

@@ -43,6 +43,10 @@ def matmul(x1: Any, x2: Any, /, out: Any = None, **keywords: Any) -> Any:
         result = engine.door(x1, x2, out)
         if result is not None:
             return result
+        if out is None:
+            result = engine.inner_door(x1, x2)
+            if result is not None:
+                return result
         result = engine.plain(x1, x2, out)
         if result is not None:
             return result
@@ -91,6 +95,10 @@ def matvec(x1: Any, x2: Any, /, out: Any = None, **keywords: Any) -> Any:
 
     Keywords and errors as for `matmul`.
     """
+    if not keywords and type(x2) is np.ndarray and x2.ndim == 1:
+        result = engine.door(x1, x2, out)
+        if result is not None:
+            return result
     return gufunc.call(_MATVEC, originals.matvec, _product, x1, x2, out, keywords)
 
 
@@ -98,6 +106,10 @@ def vecmat(x1: Any, x2: Any, /, out: Any = None, **keywords: Any) -> Any:
     """Vector-matrix product of the conjugate of `x1` (..., K) and `x2` (..., K, N):
     `numpy.vecmat`. Keywords and errors as for `matmul`.
     """
+    if not keywords and type(x1) is np.ndarray and x1.ndim == 1 and x1.dtype.kind != "c":
+        result = engine.door(x1, x2, out)
+        if result is not None:
+            return result
     return gufunc.call(_VECMAT, originals.vecmat, _conjugate_product, x1, x2, out, keywords)
 
 
@@ -107,6 +119,10 @@ def vecdot(x1: Any, x2: Any, /, out: Any = None, **keywords: Any) -> Any:
     `x1` and `x2` (..., K), batch axes broadcast. Keywords and errors as for `matmul`, and NumPy's
     axis=-1 and keepdims=False.
     """
+    if out is None and not keywords:
+        result = engine.inner_door(x1, x2, True)
+        if result is not None:
+            return result
     return gufunc.call(_VECDOT, originals.vecdot, _conjugate_inner, x1, x2, out, keywords)
 
 
@@ -114,7 +130,7 @@ def _product(problem: gufunc.Problem, out: np.ndarray) -> None:
     a, b = problem.x1, problem.x2
     first, second, _ = problem.labels
     if len(first) == len(second) == 1 and _is_inner(problem):
-        engine.inner(a, b, out)
+        engine.inner(a, b, out, **problem.options)
         return
     if len(first) == 1:
         a, out = a[..., None, :], out[..., None, :] if len(second) == 2 else out[..., None]
@@ -131,15 +147,15 @@ def _conjugate_product(problem: gufunc.Problem, out: np.ndarray) -> None:
 def _conjugate_inner(problem: gufunc.Problem, out: np.ndarray) -> None:
     x, y = problem.x1, problem.x2
     if _is_inner(problem):
-        engine.inner(x, y, out, conjugate=x.dtype.kind == "c")
+        engine.inner(x, y, out, conjugate=True, **problem.options)
         return
     x = _conjugate(x)
     engine.product(x[..., None, :], y[..., :, None], out[..., None, None], **problem.options)
 
 
 def _is_inner(problem: gufunc.Problem) -> bool:
-    """True when engine.inner will do: no options, one dtype throughout."""
-    return not problem.options and problem.x1.dtype == problem.x2.dtype == problem.dtype
+    """True when engine.inner takes the options."""
+    return problem.options.keys() <= {"accumulate", "threads", "kernel"}
 
 
 def _conjugate(x: np.ndarray) -> np.ndarray:

@@ -95,21 +95,27 @@ def _direct(level, a, b, out, acc, batch, threads) -> Plan:
     return Plan(level, spec, blocks, (max(1, min(threads, batch)), 1, 1), why)
 
 
-@functools.lru_cache(maxsize=256)
-def inner_plan(a: DType, b: DType, out: DType, acc: DType, batch: int, k: int, threads: int,
-               kernel: str | None, isa: str | None) -> Plan:  # fmt: skip
-    """The plan of `batch` inner products of length k."""
+def inner_spec(a: DType, b: DType, out: DType, acc: DType, conjugate: bool = False) -> KernelSpec:
+    """The kernel of inner products; conjugate: of complex values, A before."""
     from .chains import CHAINS
 
+    family = "conjugate inner" if conjugate else "inner"
+    return KernelSpec(family, TileShape(1, 1, CHAINS, acc.real), a, b, out)
+
+
+@functools.lru_cache(maxsize=256)
+def inner_plan(a: DType, b: DType, out: DType, acc: DType, conjugate: bool, batch: int, k: int,
+               threads: int, kernel: str | None, isa: str | None) -> Plan:  # fmt: skip
+    """The plan of `batch` inner products of length k."""
     level, _, _ = parse_kernel(kernel)
     if kernel is None and isa:
         level = check_level(isa, "GEMM_ISA")
-    tile = TileShape(1, 1, CHAINS, acc)
+    spec = inner_spec(a, b, out, acc, conjugate)
     # A share of a memory-bound sum does less work for its time.
     threads = max(1, min(batch, workers_for(level, acc, batch * k // 8, threads)))
-    why = (f"1-D operands: {CHAINS} chains over k, added in a fixed order",)
-    blocks = planning.Blocks(1, 1, tile.columns, tile.columns)
-    return Plan(level, KernelSpec("inner", tile, a, b, out), blocks, (threads, 1, 1), why)
+    why = (f"1-D operands: {spec.tile.lanes} chains over k, added in a fixed order",)
+    blocks = planning.Blocks(1, 1, spec.tile.columns, spec.tile.columns)
+    return Plan(level, spec, blocks, (threads, 1, 1), why)
 
 
 def _skinny(level, a, b, out, acc, m, n, threads) -> Plan:
@@ -194,4 +200,6 @@ def specs(level: str, dtype: DType) -> list[KernelSpec]:
         _skinny(*same, 1, 1, 1),
         _blocked(level, None, None, *same[1:], 1, 1, 1, 1, False, 1, None, None),
     ]
-    return [plan.spec for plan in plans]
+    both = (False, True) if dtype.kind == "c" else (False,)
+    inner = [inner_spec(dtype, dtype, dtype, acc, conjugate) for conjugate in both]
+    return [*(plan.spec for plan in plans), *inner]

@@ -10,8 +10,9 @@ from . import door_source, team, team_source
 
 
 def common(level: CPULevel) -> Iterator[tuple[str, Callable]]:
-    """(text that names it in the cache, build) of the door and of the team's functions."""
+    """(text that names it in the cache, build) of the doors and of the team's functions."""
     yield "door", door_source.make_door
+    yield "inner door", door_source.make_inner_door
     futex = team.FUTEX_CALL.get(level.architecture, 0)
     if futex:
         yield f"team worker {futex}", lambda: team_source.make_worker(futex)

@@ -1,4 +1,4 @@
-"""Installs the door (see door_source.py) as a Python callable; tests every layout it relies on.
+"""Installs the doors (see door_source.py) as Python callables; tests every layout they rely on.
 
 Where the layout does not hold (free-threaded or debug builds, other implementations), where no
 kernel can be had, or with GEMM_DOOR=0, `open_door` returns None and calls walk through Python.
@@ -66,8 +66,11 @@ def layout_holds() -> bool:
     )
 
 
-def _empty_function() -> int:
-    """Address of NumPy's PyArray_Empty (nd, dims, descr, fortran), tested by one call."""
+EMPTY, SCALAR = 184, 60  # places of PyArray_Empty and PyArray_Scalar in NumPy's C API
+
+
+def _numpy_function(place: int) -> int:
+    """Address of a function of NumPy's C API."""
     try:
         from numpy._core import _multiarray_umath as umath  # type: ignore[attr-defined]
     except ImportError:
@@ -75,7 +78,7 @@ def _empty_function() -> int:
     get = ctypes.pythonapi.PyCapsule_GetPointer
     get.restype, get.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
     api = get(umath._ARRAY_API, None)
-    return ctypes.c_int64.from_address(api + 8 * 184).value
+    return ctypes.c_int64.from_address(api + 8 * place).value
 
 
 def _address(name: str) -> int:
@@ -83,9 +86,15 @@ def _address(name: str) -> int:
 
 
 class Door:
-    """The callable (x1, x2, out) -> ndarray or None, and the table it works from."""
+    """The callables and the table they work from.
+
+    call: (x1, x2, out) -> ndarray or None. inner: (x, y) or, to conjugate x, (x, y, True) ->
+    scalar or None; there after `open_inner`.
+    """
 
     def __init__(self, level):
+        self.level = level
+        self.inner = None
         self.table = np.zeros(source.HEADER + source.ROW * source.ROWS, np.int64)
         table = self.table
         table[source.NDARRAY] = id(np.ndarray)
@@ -93,28 +102,36 @@ class Door:
         table[source.INCREF] = _address("Py_IncRef")
         table[source.SAVE] = _address("PyEval_SaveThread")
         table[source.RESTORE] = _address("PyEval_RestoreThread")
-        table[source.EMPTY] = _empty_function()
+        table[source.EMPTY] = _numpy_function(EMPTY)
+        table[source.SCALAR] = _numpy_function(SCALAR)
         table[source.DIMS] = 1
-        address = kernels.load(level, "door", source.make_door, entry="raw")
-        definition = _MethodDef(b"door", address, METH_FASTCALL, None)
+        self.call = self._built_in("door", source.make_door)
+
+    def open_inner(self) -> None:
+        self.inner = self._built_in("inner door", source.make_inner_door)
+
+    def _built_in(self, name: str, build):
+        address = kernels.load(self.level, name, build, entry="raw")
+        definition = _MethodDef(name.encode(), address, METH_FASTCALL, None)
         new = ctypes.pythonapi.PyCFunction_NewEx
         new.restype = ctypes.py_object
         new.argtypes = [ctypes.POINTER(_MethodDef), ctypes.py_object, ctypes.py_object]
-        self.call = new(ctypes.byref(definition), table, None)
-        _kept.append((definition, table))
+        _kept.append((definition, self.table))
+        return new(ctypes.byref(definition), self.table, None)
 
     def set_space(self, space: np.ndarray) -> None:
         """Scratch for products that are packed."""
         _kept.append(space)
         self.table[source.SPACE] = space.ctypes.data
 
-    def set_row(self, dtype: np.dtype, **fields: int) -> None:
-        """Opens the door for one dtype; fields are the row's names in lower case."""
+    def set_row(self, dtype: np.dtype, descr: str, **fields: int) -> None:
+        """Opens a door for one dtype; fields are the row's names in lower case, descr that of the
+        one that says so."""
         base = source.HEADER + source.ROW * dtype.num
         for name, value in fields.items():
             self.table[base + getattr(source, name.upper())] = value
         self.table[base + source.SIZE] = dtype.itemsize
-        self.table[base + source.DESCR] = id(dtype)
+        self.table[base + getattr(source, descr.upper())] = id(dtype)
 
 
 def open_door(level) -> Door | None:

@@ -1,7 +1,8 @@
-"""The door's machine code, in source: a CPython built-in that multiplies two plain arrays.
+"""The door's machine code, in source: CPython built-ins that multiply two plain arrays.
 
-It reads ndarray fields itself, so that a small product costs tens of nanoseconds. What it does
-not serve it declines by returning None: other types, other shapes, operands that overlap `out`,
+`make_door`: 2-D and 1-D operands, at least one of them 2-D. `make_inner_door`: two vectors. They
+read ndarray fields itself, so that a small product costs tens of nanoseconds. What they
+do not serve they decline by returning None: other types, other shapes, operands that overlap `out`,
 work beyond a limit. Declining costs little, and the Python path answers everything.
 
 Layout relied on (64-bit builds with the GIL; checked by `door.self_test`):
@@ -28,12 +29,13 @@ from .addresses import call, peek, peek32, poke, scratch
     TEAM,
     FAN_OUT,
     THREADS,
-) = range(13)
+    SCALAR,
+) = range(14)
 HEADER = 16
 # A row for each dtype number.
 (DESCR, SMALL, BLOCKED, SIZE, SMALL_LIMIT, LIMIT, MC, KC, NC, MR, NR, A_ROOM, B_ROOM, IN_PLACE,
- GRAIN, SKINNY) = range(16)  # fmt: skip
-ROW = 16
+ GRAIN, SKINNY, INNER_DESCR, INNER, CONJUGATE_INNER) = range(19)  # fmt: skip
+ROW = 19
 ROWS = 24
 WRITEABLE = 0x400
 
@@ -42,15 +44,16 @@ def make_door():
     """door(self, args, nargs): args are x1, x2, out (an ndarray or None); self holds the table."""
 
     def overlaps(a, b, size):
-        # Byte ranges of two 2-D arrays with at least one element each.
+        # Byte ranges of two arrays with at least one element each.
         a_low = peek(a + 16)
         a_high = a_low
         b_low = peek(b + 16)
         b_high = b_low
-        for axis in range(2):
+        for axis in range(peek32(a + 24)):
             reach = (peek(peek(a + 32) + 8 * axis) - 1) * peek(peek(a + 40) + 8 * axis)
             a_low += min(reach, 0)
             a_high += max(reach, 0)
+        for axis in range(peek32(b + 24)):
             reach = (peek(peek(b + 32) + 8 * axis) - 1) * peek(peek(b + 40) + 8 * axis)
             b_low += min(reach, 0)
             b_high += max(reach, 0)
@@ -68,16 +71,31 @@ def make_door():
         if peek(x1 + 8) == kind and peek(x2 + 8) == kind:
             descr = peek(x1 + 56)
             number = peek32(descr + 28)
+            first = peek32(x1 + 24)
+            second = peek32(x2 + 24)
             if (
                 0 <= number < ROWS
                 and descr == peek(x2 + 56)
-                and peek32(x1 + 24) == 2
-                and peek32(x2 + 24) == 2
+                and (first == 2 or (first == 1 and second == 2))
+                and (second == 2 or second == 1)
             ):
                 row = table + 8 * (HEADER + ROW * number)
-                m = peek(peek(x1 + 32))
-                k = peek(peek(x1 + 32) + 8)
-                n = peek(peek(x2 + 32) + 8)
+                size = peek(row + 8 * SIZE)
+                # A vector is one row or one column.
+                m = 1
+                ars = 0
+                if first == 2:
+                    m = peek(peek(x1 + 32))
+                    ars = peek(peek(x1 + 40))
+                n = 1
+                bcs = size
+                if second == 2:
+                    n = peek(peek(x2 + 32) + 8)
+                    if n > 1:
+                        bcs = peek(peek(x2 + 40) + 8)
+                k = peek(peek(x1 + 32) + 8 * (first - 1))
+                acs = peek(peek(x1 + 40) + 8 * (first - 1))
+                brs = peek(peek(x2 + 40))
                 work = m * n * k
                 if (
                     peek(row + 8 * DESCR) == descr
@@ -88,11 +106,7 @@ def make_door():
                     and work <= peek(row + 8 * LIMIT)
                     and (work <= peek(row + 8 * SKINNY) or (m > 8 and n > 8))
                 ):
-                    size = peek(row + 8 * SIZE)
-                    ars = peek(peek(x1 + 40))
-                    acs = peek(peek(x1 + 40) + 8)
-                    brs = peek(peek(x2 + 40))
-                    bcs = peek(peek(x2 + 40) + 8)
+                    left = first + second - 2  # dimensions of the result
                     alone = peek(table + 8 * THREADS) < 2 or work < 2 * peek(row + 8 * GRAIN)
                     direct = bcs == size and alone and work <= peek(row + 8 * SMALL_LIMIT)
                     space = peek(table + 8 * SPACE)
@@ -104,18 +118,19 @@ def make_door():
                         if out == none:
                             dims = scratch()
                             poke(dims, m)
-                            poke(dims + 8, n)
+                            if second == 2:
+                                poke(dims + 8 * (left - 1), n)
                             call(incref, descr, 0, 0, 0, 0)
-                            out = call(peek(table + 8 * EMPTY), 2, dims, descr, 0, 0)
+                            out = call(peek(table + 8 * EMPTY), left, dims, descr, 0, 0)
                             ready = 2
                         elif (
                             peek(out + 8) == kind
                             and peek(out + 56) == descr
-                            and peek32(out + 24) == 2
-                            and peek(peek(out + 32)) == m
-                            and peek(peek(out + 32) + 8) == n
-                            and peek(peek(out + 40) + 8) == size
-                            and (m == 1 or peek(peek(out + 40)) != 0)
+                            and peek32(out + 24) == left
+                            and (first == 1 or peek(peek(out + 32)) == m)
+                            and (first == 1 or m == 1 or peek(peek(out + 40)) != 0)
+                            and (second == 1 or peek(peek(out + 32) + 8 * (left - 1)) == n)
+                            and (second == 1 or peek(peek(out + 40) + 8 * (left - 1)) == size)
                             and peek32(out + 64) & WRITEABLE
                             and not overlaps(out, x1, size)
                             and not overlaps(out, x2, size)
@@ -203,3 +218,56 @@ def make_door():
 
     door.label = "door"
     return door, ("integer",) * 3
+
+
+def make_inner_door():
+    """inner_door(self, args, nargs): args are x and y, and a third to conjugate x."""
+
+    def inner_door(self, args, nargs):
+        table = peek(self + 16)
+        kind = peek(table + 8 * NDARRAY)
+        x = peek(args)
+        y = peek(args + 8)
+        served = 0
+        declined = 1
+        if peek(x + 8) == kind and peek(y + 8) == kind:
+            descr = peek(x + 56)
+            number = peek32(descr + 28)
+            if (
+                0 <= number < ROWS
+                and descr == peek(y + 56)
+                and peek32(x + 24) == 1
+                and peek32(y + 24) == 1
+            ):
+                row = table + 8 * (HEADER + ROW * number)
+                k = peek(peek(x + 32))
+                if peek(row + 8 * INNER_DESCR) == descr and k == peek(peek(y + 32)):
+                    entry = peek(row + 8 * INNER)
+                    if nargs > 2:
+                        entry = peek(row + 8 * CONJUGATE_INNER)
+                    words = scratch()
+                    result = words + 8 * 32
+                    poke(words, peek(x + 16))
+                    poke(words + 8, peek(y + 16))
+                    poke(words + 16, result)
+                    poke(words + 48, k)
+                    poke(words + 64, peek(peek(x + 40)))
+                    poke(words + 72, peek(peek(y + 40)))
+                    poke(words + 168, 1)
+                    poke(words + 176, table + 8 * DIMS)
+                    poke(words + 184, 1)
+                    if k > peek(table + 8 * RELEASE):
+                        state = call(peek(table + 8 * SAVE), 0, 0, 0, 0, 0)
+                        call(entry, words, 0, 0, 0, 0)
+                        call(peek(table + 8 * RESTORE), state, 0, 0, 0, 0)
+                    else:
+                        call(entry, words, 0, 0, 0, 0)
+                    served = call(peek(table + 8 * SCALAR), result, descr, 0, 0, 0)
+                    declined = 0
+        if declined == 1:
+            served = peek(table + 8 * NONE)
+            call(peek(table + 8 * INCREF), served, 0, 0, 0, 0)
+        return served
+
+    inner_door.label = "inner door"
+    return inner_door, ("integer",) * 3
