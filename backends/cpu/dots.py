@@ -43,7 +43,8 @@ def _call(builder, name, result, arguments):
 def in_order(context, builder, x):
     """x, opaque to the compiler: free to regroup an integer chain, it would hold the products of
     several steps at once and spill accumulators. Costs no instruction."""
-    if not context.machine_target.triple.startswith("x86_64"):
+    bits = x.type.count * x.type.element.width
+    if not context.machine_target.triple.startswith("x86_64") or bits < 128:
         return x
     register = "v" if has(context.machine_target.features, "avx512f") else "x"
     kind = ir.FunctionType(x.type, [x.type])
