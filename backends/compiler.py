@@ -66,7 +66,8 @@ class WordFunction(Callable, Opaque):
 
     def __init__(self, word, rule):
         self.word, self.rule = word, rule
-        super().__init__(f"word {word.__name__}")
+        # Numba keeps one type for each name, and a target may type a word in its own way.
+        super().__init__(f"word {word.__name__} {id(rule)}")
 
     def get_call_type(self, context, args, kws):
         result = self.rule(*args, **kws)

@@ -52,6 +52,7 @@ def _twin(a):
 RULES: dict[Callable, Callable] = {
     words.table_pointer: lambda t, s, d: values.Pointer(constant(d), t.space),
     words.table_integer: lambda t, s: types.intp,
+    words.table_number: lambda t, s, d: values.scalar(constant(d)),
     words.fill: lambda v, x: v,
     words.ramp: lambda n, d: Lanes(constant(d), constant(n)),
     words.add: _same,
@@ -94,6 +95,13 @@ def _slot(context, builder, sig, args):
 def lower_table_pointer(context, builder, sig, args):
     kind = ir.IntType(8).as_pointer(sig.return_type.space)
     return builder.inttoptr(_slot(context, builder, sig, args), kind)
+
+
+def lower_table_number(context, builder, sig, args):
+    at = context.cast(builder, args[1], sig.args[1], types.intp)
+    p = builder.gep(args[0], [builder.mul(at, ir.Constant(I64, 8))])
+    kind = values.LLVM_SCALARS[constant(sig.args[2]).name]
+    return builder.load(builder.bitcast(p, kind.as_pointer(sig.args[0].space)), align=8)
 
 
 def lower_fill(context, builder, sig, args):
@@ -232,6 +240,7 @@ def _shuffle(order_of):
 LOWERINGS: dict[Callable, Callable] = {
     words.table_pointer: lower_table_pointer,
     words.table_integer: _slot,
+    words.table_number: lower_table_number,
     words.fill: lower_fill,
     words.ramp: lower_ramp,
     words.add: _arithmetic("fadd", "add"),
@@ -261,5 +270,5 @@ LOWERINGS: dict[Callable, Callable] = {
     words.evens: _shuffle(lambda lane, n: 2 * lane),
     words.odds: _shuffle(lambda lane, n: 2 * lane + 1),
     words.interleave_low: _shuffle(lambda lane, n: lane // 2 + n * (lane & 1)),
-    words.interleave_high: _shuffle(lambda lane, n: n // 2 + lane // 2 + n * (lane & 1)),
+    words.interleave_high: _shuffle(lambda lane, n: (n + lane) // 2 + n * (n + lane & 1)),
 }

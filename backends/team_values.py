@@ -110,5 +110,15 @@ values.RULES.update(
         team.team_send: lambda box, room, t, x, y, u, v, out: types.none,
         team.team_drain: lambda: types.none,
         team.team_write: lambda p, rs, room, t, m, n: types.none,
+        team.lane: lambda: types.intp,
+        team.lanes: lambda: types.intp,
+        team.lanes_sync: lambda: types.none,
+        team.group_lane: lambda: types.intp,
+        team.group_lanes: lambda: types.intp,
+        team.group_sync: lambda: types.none,
+        team.rows_held: lambda tile: types.intp,
+        team.row_of: lambda tile, h: types.intp,
+        team.team_spill: lambda tile, t, room, chunk: types.none,
+        team.spilled: lambda tile, room, h, c: values.Pointer(values.constant(tile).dtype, 3),
     }
 )

@@ -42,7 +42,7 @@ from gemm.microkernels.vocabulary import (
 from .batch import offset
 from .components import make_pack_parts, make_pack_turned
 from .epilogues.prepare import make_prepare, pack_nothing
-from .epilogues.write_back import make_write_back
+from .epilogues.write_back import make_announce, make_write_back, silent
 from .grouping import flips, make_pack_groups
 from .packing import make_pack
 
@@ -82,11 +82,12 @@ def make_store(shape: TileShape, out: DType):
     return store_tile
 
 
-def make_macro_kernel(shape: TileShape, write_back, unroll: int, flip: bool = False, units=None):
+def make_macro_kernel(shape: TileShape, write_back, unroll: int, flip: bool = False, units=None,
+                      announce=silent):  # fmt: skip
     """Loops 2 and 1: an MC x NC block of the output from a packed block of A and one of B.
 
     flip: each tile first loses the surplus `sums` of its columns. (row, column): where the block
-    starts in matrix `batch` of the output.
+    starts in matrix `batch` of the output. announce: is told of each tile before it is computed.
     """
     MR, NR, size = shape.rows, shape.columns, shape.dtype.size
     micro_kernel = make_outer_product(unroll)
@@ -114,6 +115,8 @@ def make_macro_kernel(shape: TileShape, write_back, unroll: int, flip: bool = Fa
                 else:
                     t = tile_load(shape, resting, home_rs, m, n)
                 t = without_surplus(t, shift(sums, -128), shift(sums, jr * size))
+                if last:
+                    announce(m, row + ir, column + jr, batch, extra)
                 t = micro_kernel(t, a_panel, factor, a_step, b_panel, b_step, NR, kb)
                 if last:
                     at = shift(c, ir * rs + jr * cs)
@@ -182,7 +185,8 @@ def make_blocked(
     surplus = make_surplus(shape, units if flip else None, unroll)
     panel_a, panel_b = units or (acc, acc)
     write_back = make_store(shape, out) if program is None else make_write_back(shape, program)
-    macro_kernel = make_macro_kernel(shape, write_back, unroll, flip, units)
+    announce = make_announce(shape, program)
+    macro_kernel = make_macro_kernel(shape, write_back, unroll, flip, units, announce)
     rows_of_k = shape.dtype.components if units else 1  # rows of a panel for `group` values of k
     change_a = None if program is None else program.pack_a
     change_b = None if program is None else program.pack_b

@@ -29,7 +29,8 @@ from gemm.microkernels.dtypes import (
 )
 
 from . import team_plans as plans
-from .team import PackPlan, TeamPlan, build
+from .epilogues.program import Program
+from .team import PackPlan, TeamPlan, build, walk
 
 LARGEST_GRID = 2**31 - 1
 TABLE_ROWS = 4
@@ -80,7 +81,8 @@ class Matrix:
 
 @dataclass(frozen=True)
 class Signature:
-    """A problem without addresses. batch: rows (extent, a, b, c step in bytes), innermost first."""
+    """A problem without addresses. batch: rows (extent, a, b, c step in bytes), innermost first;
+    program: the write-back's; `out` is then the type it accumulates in."""
 
     a: Matrix
     b: Matrix
@@ -91,6 +93,19 @@ class Signature:
     precision: str | None = None
     fast: bool = False
     scaled: bool = False
+    program: Program | None = None
+
+    @property
+    def partials(self) -> set[str]:
+        """'row', 'column': which kinds of partials its program has."""
+        outputs = self.program.outputs if self.program else ()
+        return {output.kind for output in outputs} - {"tile"}
+
+    @property
+    def exponential(self) -> bool:
+        """Whether its program has a log-sum-exp, which takes the registers of half a block."""
+        outputs = self.program.outputs if self.program else ()
+        return any(output.combine == "log_sum_exp" for output in outputs)
 
     @property
     def count(self) -> int:
@@ -137,16 +152,17 @@ WIDE_BLOCKS = (
 
 
 def wide_block(units: int, m: int, n: int, k: int, size: int, count: int, narrow: bool,
-               least: int = 32):  # fmt: skip
+               least: int = 32, flat: bool = False):  # fmt: skip
     """The block with the least estimated time: waves of blocks, each a chain of stages.
 
     A stage costs its products or its bytes, whichever is more; narrow: two accumulators an
-    element leave room for 128 x 128 at most; least: columns in a panel's box.
+    element, or a program with many registers, leave room for 128 x 128 at most; least: columns
+    in a panel's box; flat: one group down only.
     """
     steps = max(1, -(-k * size // 128))
     best = None
     for (bm, bn), share in WIDE_BLOCKS:
-        if bn < least or (narrow and bm * bn > 128 * 128):
+        if bn < least or (narrow and bm * bn > 128 * 128) or (flat and bm > 64):
             continue
         blocks = -(-m // bm) * -(-n // bn) * count
         waves = -(-blocks // units)
@@ -161,8 +177,8 @@ def wide_block(units: int, m: int, n: int, k: int, size: int, count: int, narrow
 
 # -- launches ------------------------------------------------------------------------------------
 
-# run(address of a, of b, of c, stream, address of scale a, of scale b)
-Launch = Callable[[int, int, int, int, int, int], None]
+# run(address of a, of b, of c, stream, address of scale a, of scale b, table of a program)
+Launch = Callable[..., None]
 RECENT_BOXES = 256
 
 
@@ -244,7 +260,7 @@ def _ring(backend, device, plan: TeamPlan, s: Signature, name: str, parts_k: int
     b_box = _box(backend, name, s.b, plan.tile.b, bn // plan.peers, inner, outer, 1, batched,
                  plan.parts, parts_k)  # fmt: skip
     c_box = None
-    if plan.store == "box":
+    if plan.store == "box" and plan.program is None:
         size = s.out.size
         extents, steps = [n, m], [s.c_row if m > 1 else _round(n * size, 16)]
         box = [min(128 // size, plan.tile.columns), plan.tile.box_rows]
@@ -254,18 +270,18 @@ def _ring(backend, device, plan: TeamPlan, s: Signature, name: str, parts_k: int
                 steps.append(axis[2] or _round(n * size, 16))
                 box.append(1)
         c_box = (backend.box_kind(s.out.name), tuple(extents), tuple(steps), tuple(box), True)
-    rows, columns = -(-m // (bm * plan.peers)), -(-n // bn)
+    down, across, rows, columns = walk(plan, m, n)
     spans = rows * columns * s.count
     grid = _spread(spans * plan.peers, device.units * plan.teams_per_unit, plan.peers)
     flags = [int(bool(axis[i])) for i in (1, 2) for axis in (inner, outer)]
     tail = (m, n, -(-k // bk), parts_k, rows, columns, spans, inner[0], *flags, s.c_row,
-            inner[3], outer[3])  # fmt: skip
+            inner[3], outer[3], down, across)  # fmt: skip
     launch = kernel.bind(grid, *tail)
     a_map, b_map = Boxes(device, a_box), Boxes(device, b_box)
     c_map = Boxes(device, c_box) if c_box else NoBoxes()
 
-    def run(a, b, c, stream, scale_a=0, scale_b=0):
-        launch(stream, a_map[a], b_map[b], c_map[c], c, scale_a, scale_b)
+    def run(a, b, c, stream, scale_a=0, scale_b=0, extra=0):
+        launch(stream, a_map[a], b_map[b], c_map[c], c, scale_a, scale_b, extra)
 
     return run
 
@@ -279,16 +295,15 @@ def _team(backend, device, plan: TeamPlan, s: Signature) -> Launch:
     """A launch of `make_team_kernel`."""
     kernel = _kernel(backend, device, plan)
     m, n, k = s.a.rows, s.b.rows, s.a.depth
-    bm, bn, _ = plan.block
-    rows, columns = -(-m // bm), -(-n // bn)
+    down, across, rows, columns = walk(plan, m, n)
     spans = rows * columns * s.count
     grid = min(spans, device.units * 16)
     tail = (_table(s.batch), m, n, k, s.a.row_step, s.a.k_step, s.b.k_step, s.b.row_step, s.c_row,
-            rows, columns, spans)  # fmt: skip
+            rows, columns, spans, down, across)  # fmt: skip
     launch = kernel.bind(grid, *tail)
 
-    def run(a, b, c, stream, scale_a=0, scale_b=0):
-        launch(stream, a, b, c)
+    def run(a, b, c, stream, scale_a=0, scale_b=0, extra=0):
+        launch(stream, a, b, c, extra)
 
     return run
 
@@ -348,7 +363,7 @@ def _after_packs(device, packs, launch: Launch) -> Launch:
     if not packs:
         return launch
 
-    def run(a, b, c, stream, scale_a=0, scale_b=0):
+    def run(a, b, c, stream, scale_a=0, scale_b=0, extra=0):
         room = [a, b]
         taken = []
         try:
@@ -357,7 +372,7 @@ def _after_packs(device, packs, launch: Launch) -> Launch:
                 taken.append(space)
                 pack(room[which], space, stream)
                 room[which] = space
-            launch(room[0], room[1], c, stream, scale_a, scale_b)
+            launch(room[0], room[1], c, stream, scale_a, scale_b, extra)
         finally:
             for space in taken:
                 device.free(space, stream)
@@ -385,6 +400,13 @@ def prepare(backend, device, s: Signature) -> Launch:
     """What to launch for a signature with M, N, K >= 1 and at most two batch rows."""
     facts = device.target
     unit, kind = unit_of(facts, s)
+    if s.a.depth == 0:
+        # Nothing to multiply: the program on zeros, by the kernel that serves anything.
+        acc, near = accumulator(s.a.dtype, s.out), ("k", "rows")
+        tile, lane = plans.lanes_shape(acc)
+        plan = plans.team_plan(facts, "lanes", "", s.a.dtype, s.b.dtype, s.out, acc, near, "held",
+                               tile, lane, near=near, program=s.program)  # fmt: skip
+        return _team(backend, device, plan, s)
     a_fits, b_fits, c_fits = _boxable(s)
     batched = s.count > 1
     if unit == "wide":
@@ -394,16 +416,17 @@ def prepare(backend, device, s: Signature) -> Launch:
     along = (s.a.along(), s.b.along())
     large = _blocks(s, 128, 128) >= device.units // 2
     if unit == "matrix" and kind == "float64" and boxes:
-        tile, across = ((128, 64), 2) if large else ((64, 64), 1)
+        tile, across = ((128, 64), 2) if large and "row" not in s.partials else ((64, 64), 1)
         store = "box" if c_fits else "rows"
         plan = plans.ring_plan(facts, "matrix", float64, s.out, along, tile, (8, 8), 1, across,
-                               store, batched)  # fmt: skip
+                               store, batched, program=s.program)  # fmt: skip
         return _ring(backend, device, plan, s, "float64")
     wanted = facts.boxes and facts.wide and s.out == acc == s.a.dtype == s.b.dtype
     if (
         unit == "lanes"
         and acc.name == "float32"
         and wanted
+        and "column" not in s.partials
         and _blocks(s, 256, 128) >= device.units * 0.8
     ):
         return _prepare_lanes(backend, device, s)
@@ -423,20 +446,24 @@ def prepare(backend, device, s: Signature) -> Launch:
 
 def _team_plan(facts, unit, kind, s, acc, along, route, near, large) -> TeamPlan:
     out, a, b = s.out, s.a.dtype, s.b.dtype
+    # A chain of partials along a row passes through one group at a time.
+    large = large and "row" not in s.partials
+    one = 1 if "row" in s.partials else 2
     if unit == "matrix":
         tile, down, across = ((128, 64), 1, 2) if large else ((64, 64), 1, 1)
         if kind == "float64":
             tile, down, across = (128, 64) if large else (64, 64), 1, 1
         if route == "held":
-            tile, down, across = (64, 32), 1, 2
+            tile, down, across = (64, 32), 1, one
         stages = 3 if route == "async" else 2
         return plans.team_plan(facts, unit, kind, a, b, out, acc, along, route, tile, (8, 8), down,
-                               across, stages, near)  # fmt: skip
+                               across, stages, near, s.program)  # fmt: skip
     if large and route == "async" and acc.name == "float32":
         return plans.team_plan(facts, unit, kind, a, b, out, acc, along, route, (128, 64), (8, 8),
-                               1, 2, 2, near)  # fmt: skip
+                               1, 2, 2, near, s.program)  # fmt: skip
     tile, lane = plans.lanes_shape(acc)
-    return plans.team_plan(facts, unit, kind, a, b, out, acc, along, route, tile, lane, near=near)
+    return plans.team_plan(facts, unit, kind, a, b, out, acc, along, route, tile, lane, near=near,
+                           program=s.program)  # fmt: skip
 
 
 def _prepare_lanes(backend, device, s: Signature) -> Launch:
@@ -451,7 +478,8 @@ def _prepare_lanes(backend, device, s: Signature) -> Launch:
                 packs.append((which, nbytes, run))
     store = "box" if _boxable(s)[2] else "rows"
     plan = plans.ring_plan(device.target, "lanes", float32, s.out, (s.a.along(), s.b.along()),
-                           (128, 128), (8, 16), 2, 1, store, s.count > 1)  # fmt: skip
+                           (128, 128), (8, 16), 2, 1, store, s.count > 1,
+                           program=s.program)  # fmt: skip
     return _after_packs(device, packs, _ring(backend, device, plan, s, "float32"))
 
 
@@ -475,18 +503,21 @@ def _prepare_wide(backend, device, s: Signature, kind: str) -> Launch:
         chain = FLOAT8_CHAIN
     size = s.a.dtype.size
     least = 128 // size if s.b.along() == "rows" else 32
-    block = wide_block(device.units, m, n, k, size, s.count, bool(chain), least)
+    flat = "column" in s.partials
+    narrow = bool(chain) or s.exponential
+    block = wide_block(device.units, m, n, k, size, s.count, narrow, least, flat)
     c_fits = _boxable(s)[2] and block[1] * s.out.size >= 128
     peers = (
         2
         if block[0] == 128
+        and not flat
         and m > 128
         and -(-m // 256) * -(-n // block[1]) * s.count * 2 >= device.units
         else 1
     )
     plan = plans.wide_plan(
         facts, kind, s.a.dtype, s.b.dtype, s.out, block, (s.a.along(), s.b.along()), peers, chain,
-        parts, "box" if c_fits else "rows", s.count > 1, s.scaled,
+        parts, "box" if c_fits else "rows", s.count > 1, s.scaled, program=s.program,
     )  # fmt: skip
     name = "tf32" if kind == "tf32" and parts == 1 else s.a.dtype.name
     launch = _ring(backend, device, plan, s, name, part_k if parts > 1 else 0)
@@ -728,7 +759,7 @@ def _any_result(backend, device, s: Signature, c_column: int, split_k) -> Launch
 
 def _any_batch(backend, device, s: Signature, split_k) -> Launch:
     """As `prepare`, for any batch and K >= 0, with K in slices where named."""
-    if s.a.depth == 0:
+    if s.a.depth == 0 and s.program is None:
         return _zeros(device, s)
     if split_k is not None and split_k != 1:
         return _split(backend, device, s, int(split_k))
@@ -775,13 +806,13 @@ def _each(outer, pieces) -> Launch:
     if not outer and len(pieces) == 1 and not any(pieces[0][0]):
         return pieces[0][1]
 
-    def run(a, b, c, stream, scale_a=0, scale_b=0):
+    def run(a, b, c, stream, scale_a=0, scale_b=0, extra=0):
         for index in itertools.product(*(range(row[0]) for row in outer)):
             x, y, z = (
                 sum(i * row[j] for i, row in zip(index, outer, strict=True)) for j in (1, 2, 3)
             )
             for (p, q, r), piece in pieces:
-                piece(a + x + p, b + y + q, c + z + r, stream, scale_a, scale_b)
+                piece(a + x + p, b + y + q, c + z + r, stream, scale_a, scale_b, extra)
 
     return run
 
@@ -790,7 +821,7 @@ def _zeros(device, s: Signature) -> Launch:
     """The empty sum: +0 everywhere."""
     width, rows = s.b.rows * s.out.size, s.a.rows
 
-    def run(a, b, c, stream, scale_a=0, scale_b=0):
+    def run(a, b, c, stream, scale_a=0, scale_b=0, extra=0):
         for index in itertools.product(*(range(row[0]) for row in s.batch)):
             at = c + sum(i * row[3] for i, row in zip(index, s.batch, strict=True))
             # Rows may run backwards: clear each run of the 2-D memset upwards.
@@ -841,7 +872,7 @@ def _split(backend, device, s: Signature, slices: int) -> Launch:
     code = {"float32": "f", "float64": "d", "int32": "i", "int64": "q"}[acc.name]
     one = device.constant(struct.pack(code, 1))
 
-    def run(a, b, c, stream, scale_a=0, scale_b=0):
+    def run(a, b, c, stream, scale_a=0, scale_b=0, extra=0):
         space = device.allocate(count * partial, stream)
         try:
             main(a, b, space, stream, 0, 0)

@@ -75,10 +75,15 @@ _address = None
 
 def address(array: np.ndarray) -> int:
     """The address of an array's first element."""
+    return address_function()(array)
+
+
+def address_function():
+    """The quickest `address` that is right in this process."""
     global _address
     if _address is None:
         _address = _fast_address if _layout_known() else _slow_address
-    return _address(array)
+    return _address
 
 
 def batches(shape, *strides) -> tuple[int, tuple[tuple[int, ...], ...]]:
@@ -132,40 +137,54 @@ class Prepared:
                 self.team = team(level)
 
 
+class Arranged:
+    """A plan with the shapes and steps of a call: only addresses are missing."""
+
+    def __init__(self, plan: Plan, a, b, out, batch: int, rows, scratch_home: bool):
+        m, k = a.shape[-2:]
+        n = b.shape[-1]
+        ready = plan.__dict__.get("prepared")
+        if ready is None:
+            ready = plan.__dict__["prepared"] = Prepared(plan, scratch_home, k)
+        self.plan, self.ready = plan, ready
+        self.dims = np.array(rows, np.int64) if rows else _ONE_MATRIX
+        ars, acs = a.strides[-2:]
+        brs, bcs = b.strides[-2:]
+        rs, cs = out.strides[-2:]
+        if n == 1:
+            # The step between columns of a single one says nothing: call it adjacent.
+            bcs, cs = b.itemsize, out.itemsize
+        self.at_dims = address(self.dims)
+        self.integers = (m, n, k, ars, acs, brs, bcs, rs, cs, ready.home_rs, *ready.fixed, batch)
+
+    def run(self, a: int, b: int, out: int, extra: int = 0) -> None:
+        """The kernel on these addresses; extra: of an epilogue's table."""
+        ready, table = self.ready, bytearray(_table.size)
+        space = take_space(ready.space)
+        try:
+            _table.pack_into(
+                table, 0, a, b, out, space[1], *self.integers, self.at_dims, *self.plan.team, extra
+            )  # fmt: skip
+            held = ctypes.c_char.from_buffer(table)
+            arguments = ctypes.addressof(held)
+            if ready.team is None:
+                ready.entry(arguments, 0)
+            else:
+                ready.team.run(ready.entry.address, arguments, self.plan.workers)
+        finally:
+            give_space(space)
+
+
 def execute(plan: Plan, a, b, out, batch: int, rows, scratch_home: bool, extra=None) -> None:
     """out = a @ b as `plan` says. rows: as from `batches`; extra: table of an epilogue's
     operands, int64 (on the reference target an arithmetic.Table)."""
-    m, k = a.shape[-2:]
-    n = b.shape[-1]
-    ready = plan.__dict__.get("prepared")
-    if ready is None:
-        ready = plan.__dict__["prepared"] = Prepared(plan, scratch_home, k)
-    dims = np.array(rows, np.int64) if rows else _ONE_MATRIX
-    ars, acs = a.strides[-2:]
-    brs, bcs = b.strides[-2:]
-    rs, cs = out.strides[-2:]
-    if n == 1:
-        # The step between columns of a single one says nothing: call it adjacent.
-        bcs, cs = b.itemsize, out.itemsize
-    integers = (m, n, k, ars, acs, brs, bcs, rs, cs, ready.home_rs, *ready.fixed, batch)
+    arranged = Arranged(plan, a, b, out, batch, rows, scratch_home)
     if plan.level == "reference":
-        _execute_reference(plan, a, b, out, ready.space, integers, dims, extra)
+        _execute_reference(
+            plan, a, b, out, arranged.ready.space, arranged.integers, arranged.dims, extra
+        )
         return
-    table = bytearray(_table.size)
-    space = take_space(ready.space)
-    try:
-        _table.pack_into(
-            table, 0, address(a), address(b), address(out), space[1], *integers, address(dims),
-            *plan.team, 0 if extra is None else address(extra),
-        )  # fmt: skip
-        held = ctypes.c_char.from_buffer(table)
-        arguments = ctypes.addressof(held)
-        if ready.team is None:
-            ready.entry(arguments, 0)
-        else:
-            ready.team.run(ready.entry.address, arguments, plan.workers)
-    finally:
-        give_space(space)
+    arranged.run(address(a), address(b), address(out), 0 if extra is None else address(extra))
 
 
 def _execute_reference(plan, a, b, out, nbytes: int, integers, dims, extra) -> None:

@@ -71,15 +71,24 @@ def _is_packed(x: Any) -> bool:
 
 
 _DEVICE_KEYWORDS = {"dtype", "precision", "split_k", "scale_a", "scale_b", "fast"}
+_FUSED_KEYWORDS = {"precision", "fast"}
 
 
 def _on_device(backend: Any, place: Any, x1: Any, x2: Any, out: Any, keywords: dict) -> Any:
     """matmul of device arrays, or of host arrays on the device named `place`."""
     from gemm import device
 
-    unknown = keywords.keys() - _DEVICE_KEYWORDS
+    program = keywords.pop("epilogue", None)
+    unknown = keywords.keys() - (_DEVICE_KEYWORDS if program is None else _FUSED_KEYWORDS)
     if unknown:
-        raise TypeError(f"matmul of device arrays does not take {', '.join(sorted(unknown))}")
+        such = "" if program is None else " with epilogue="
+        raise TypeError(f"matmul of device arrays{such} does not take {', '.join(sorted(unknown))}")
+    if program is not None and not (backend is not None and place == "cpu"):
+        from gemm.epilogues import on_device
+
+        if backend is None:
+            return on_device.matmul_of_host(devices.named(place), x1, x2, out, program, **keywords)
+        return on_device.matmul(backend, x1, x2, out, program, **keywords)
     if keywords.get("dtype") is not None:
         keywords["dtype"] = np.dtype(keywords["dtype"]).name
     if backend is None:

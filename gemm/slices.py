@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 LONG = 1 << 32  # multiply-adds a thread does between two looks at the interpreter
+UNIT = 64  # sides of a part are multiples of this, so that an epilogue's chains go on as they were
 ROWS, COLUMNS = 1024, 2048  # sides below which packing again would show
 
 
@@ -49,16 +50,19 @@ def _pieces(batch, m: int, n: int, k: int, bound: int, before) -> Iterator[tuple
     else:
         rows = max(ROWS, bound // (n * k))
         columns = max(COLUMNS, bound // (min(rows, m) * k))
-        for row_part in parts(m, rows):
-            for column_part in parts(n, columns):
+        for row_part in parts(m, rows, UNIT):
+            for column_part in parts(n, columns, UNIT):
                 yield (*before, row_part, column_part)
 
 
-def parts(extent: int, most: int) -> Iterator[slice]:
-    """Slices of at most `most` that divide `extent` evenly."""
+def parts(extent: int, most: int, unit: int = 1) -> Iterator[slice]:
+    """Slices of at most `most`, multiples of `unit`, that divide `extent` evenly."""
     count = -(-extent // most)
+    units = -(-extent // unit)
     for i in range(count):
-        yield slice(extent * i // count, extent * (i + 1) // count)
+        first, last = (units * j // count * unit for j in (i, i + 1))
+        if first < last:
+            yield slice(first, min(last, extent))
 
 
 def operands(index: tuple[Any, ...], a, b, out):

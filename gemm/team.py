@@ -21,6 +21,7 @@ computes the current one. Write-back is the same hook in both: the finished tile
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from gemm.microkernels.cooperative import (
@@ -61,7 +62,11 @@ from gemm.microkernels.cooperative import (
 from gemm.microkernels.dtypes import DType, float32, int64, uint8
 from gemm.microkernels.vocabulary import load, recast, shift
 
+from .epilogues.program import Program
+from .epilogues.team_write_back import illegal, make_team_write_back, room_for
+
 SWIZZLED_ROW = 128
+TABLE = "table128"  # four rows of a batch
 
 
 @dataclass(frozen=True)
@@ -72,6 +77,7 @@ class TeamPlan:
     block is (down * tile.rows) x (across * tile.columns); stages: slots of the ring; peers:
     teams that share each other's B panels; band: block rows walked together in raster order;
     parts: panels an operand is split into (2: high and low part, three products a stage);
+    program: the write-back's (gemm/epilogues), None for the plain store;
     chain: k-steps summed by the matrix unit before they are added to the float32 total (0: all);
     store: 'box' (copy engine) or 'rows'; scaled: the result is multiplied by two scalars;
     registers: (filling, draining) a lane, (0, 0) leaves them; batched: boxes have batch axes.
@@ -95,6 +101,7 @@ class TeamPlan:
     registers: tuple[int, int] = (0, 0)
     lanes: int = 128
     teams_per_unit: int = 1
+    program: Program | None = None
 
     @property
     def block(self) -> tuple[int, int, int]:
@@ -130,8 +137,20 @@ class TeamPlan:
         return max(self.room_start, apart + self.groups * self.room_bytes)
 
     @property
-    def shared_bytes(self) -> int:
+    def partials_start(self) -> int:
+        """Where the program's partials rest: of each group those along rows, then the others."""
         return self.gates_start + 16 * self.stages
+
+    def partial_bytes(self, *kinds: str) -> int:
+        """Of one group, for partials along a 'row' or a 'column', or both."""
+        if self.program is None:
+            return 0
+        kinds = kinds or ("row", "column")
+        return sum(room_for(self.program, kind, self.tile.rows) for kind in kinds)
+
+    @property
+    def shared_bytes(self) -> int:
+        return self.partials_start + self.groups * self.partial_bytes()
 
     @property
     def threads(self) -> int:
@@ -188,7 +207,20 @@ class TeamPlan:
             return f"groups claim {wanted} registers of {pool} the team enters with"
         if self.parts not in (1, 2) or self.peers < 1:
             return f"parts = {self.parts}, peers = {self.peers}"
-        return ""
+        return "" if self.program is None else self._illegal_program(self.program)
+
+    def _illegal_program(self, program: Program) -> str:
+        kinds = {output.kind for output in program.outputs}
+        if "row" in kinds and self.across > 1:
+            return f"partials along rows need one group across, the plan has {self.across}"
+        if "column" in kinds and (self.down > 1 or self.peers > 1):
+            return (
+                f"partials down columns need one group down and no peers, the plan has {self.down}"
+                f" and {self.peers}"
+            )
+        if program.pairs and self.tile.columns % 2:
+            return f"pairs of columns on a tile of {self.tile.columns}"
+        return illegal(self.tile, program)
 
 
 def make_locate(band: int):
@@ -204,6 +236,72 @@ def make_locate(band: int):
         return above + rest - column * high, column
 
     return locate
+
+
+def make_walk(plan: TeamPlan):
+    """(visits, place): visits(down, across) is how many blocks a span holds, place(i, j, visit,
+    down, across) the block row and column of one of them in span (i, j).
+
+    A span is what one team takes in turn: where a chain of partials goes on from block to block,
+    all of them, in the chain's order; without partials one block.
+    """
+    program = plan.program
+    if program is None or all(output.kind == "tile" for output in program.outputs):
+        return (lambda down, across: 1), (lambda i, j, visit, down, across: (i, j))
+
+    def visits(down, across):
+        return down * across
+
+    def place(i, j, visit, down, across):
+        row = quotient(visit, across)
+        return i * down + row, j * across + visit - row * across
+
+    return visits, place
+
+
+def walk(plan: TeamPlan, m: int, n: int) -> tuple[int, int, int, int]:
+    """(blocks of a span down, across, spans down, across) of an m x n output."""
+    bm, bn, _ = plan.block
+    rows, columns = -(-m // (bm * plan.peers)), -(-n // bn)
+    program, down, across = plan.program, 1, 1
+    for output in () if program is None else program.outputs:
+        if output.kind == "row":
+            lanes = bn // (2 if program is not None and program.pairs else 1)
+            across = min(columns, math.lcm(across, _together(output.block, lanes, columns)))
+        elif output.kind == "column":
+            down = min(rows, math.lcm(down, _together(output.block, bm, rows)))
+    return down, across, -(-rows // down), -(-columns // across)
+
+
+def _together(block: int, extent: int, count: int) -> int:
+    """How many of `count` blocks of the output one team must take for partials over `block`."""
+    if block and extent % block == 0:
+        return 1
+    return min(count, block // extent) if block and block % extent == 0 else count
+
+
+def make_leave(plan: TeamPlan):
+    """What a group does with its finished tile: leave(t, c_box, c, room, partials, m, n, row,
+    column, u, v, matrix, c_row, extra); c: the matrix of the batch that it is a tile of."""
+    OUT, SIZE = plan.out, plan.out.size
+    BELOW = plan.partial_bytes("row")
+
+    def send(t, c_box, c, room, partials, m, n, row, column, u, v, matrix, c_row, extra):
+        team_send(c_box, room, t, column, row, u, v, OUT)
+
+    def write(t, c_box, c, room, partials, m, n, row, column, u, v, matrix, c_row, extra):
+        at = shift(c, row * c_row + column * SIZE)
+        team_write(at, c_row, room, t, m - row, n - column)
+
+    if plan.program is None:
+        return send if plan.store == "box" else write
+    write_back = make_team_write_back(plan.tile, plan.program)
+
+    def run(t, c_box, c, room, partials, m, n, row, column, u, v, matrix, c_row, extra):
+        write_back(t, room, partials, shift(partials, BELOW), m - row, n - column, row, column,
+                   matrix, extra)  # fmt: skip
+
+    return run
 
 
 def make_fill(stage: StageShape, peers: int):
@@ -230,7 +328,7 @@ def make_fill(stage: StageShape, peers: int):
 def make_ring_kernel(plan: TeamPlan):
     """The product with a filling group; operands reach it as boxes of the copy engine."""
     TILE, STAGES, PEERS, PARTS = plan.tile, plan.stages, plan.peers, plan.parts
-    A, B, OUT = TILE.a, TILE.b, plan.out
+    A, B = TILE.a, TILE.b
     BM, BN, BK = plan.block
     GROUPS, DOWN = plan.groups, plan.down
     STAGE_BYTES, A_BYTES, B_BYTES = plan.stage_bytes, A.bytes, B.bytes
@@ -242,11 +340,14 @@ def make_ring_kernel(plan: TeamPlan):
     CALLS = 3 if PARTS == 2 else 1
     STEPS = TILE.steps
     CHAIN = plan.chain
-    BOXED, SCALED = plan.store == "box", plan.scaled
+    BOXED, SCALED = plan.store == "box" and plan.program is None, plan.scaled
+    PARTIALS = plan.partials_start
+    PARTIAL_BYTES = plan.partial_bytes()
+    visits, place = make_walk(plan)
+    leave_tile = make_leave(plan)
     FEW, MANY = plan.registers
     A_ROW, B_ROW, ROWS, COLUMNS = A.row_bytes, B.row_bytes, TILE.rows, TILE.columns
     B_SHARE = BN // PEERS
-    SIZE = OUT.size
     locate = make_locate(plan.band)
     fill_a, fill_b = make_fill(A, 1), make_fill(B, PEERS)
     begin = team_tile if WIDE else team_zeros
@@ -313,8 +414,20 @@ def make_ring_kernel(plan: TeamPlan):
 
     finish = scale if SCALED else leave
 
-    def kernel(a, b, c_box, c, scale_a, scale_b, m, n, steps, part_step, rows, columns, spans,
-               inner, a_u, a_v, b_u, b_v, c_row, c_u, c_v):  # fmt: skip
+    def all_steps(block_row, block_column, m, n, steps):
+        return steps
+
+    def steps_inside(block_row, block_column, m, n, steps):
+        """No step of a block that the walk makes beyond the output."""
+        if block_row * PEERS * BM < m and block_column * BN < n:
+            return steps
+        return 0
+
+    turns = all_steps if plan.program is None else steps_inside
+
+    def kernel(a, b, c_box, c, scale_a, scale_b, extra, m, n, steps, part_step, rows, columns,
+               spans, inner, a_u, a_v, b_u, b_v, c_row, c_u, c_v, walk_down,
+               walk_across):  # fmt: skip
         """c = a @ b over a batch.
 
         a, b, c_box: boxes of the operands (c_box only where results leave by box); c: first
@@ -322,6 +435,8 @@ def make_ring_kernel(plan: TeamPlan):
         c in spans of PEERS * BM rows and in blocks of BN columns; spans: rows * columns * batch.
         inner: extent of the inner batch axis u, v the outer; ?_u, ?_v: 0 where an operand is
         broadcast along it, else 1 (c: bytes). part_step: from a part to the next, along x.
+        extra: the program's table; walk_down, walk_across: blocks of a span (`make_walk`), whose
+        counts `rows` and `columns` then are.
         """
         memory = team_memory(uint8)
         full = shift(memory, GATES)
@@ -350,46 +465,51 @@ def make_ring_kernel(plan: TeamPlan):
                     i, j = locate(span - matrix * rows * columns, rows, columns)
                     v = quotient(matrix, inner)
                     u = matrix - v * inner
-                    row = (i * PEERS + rank) * BM
-                    column = j * BN + rank * B_SHARE
-                    for step in range(steps):
-                        gate = shift(full, 8 * stage)
-                        slot = shift(memory, stage * STAGE_BYTES)
-                        gate_wait(shift(empty, 8 * stage), phase)
-                        gate_expect(gate, STAGE_BYTES)
-                        for part in range(PARTS):
-                            k = step * BK + part * part_step
-                            to = shift(slot, part * A_BYTES)
-                            fill_a(to, a, gate, row, k, u * a_u, v * a_v)
-                            to = shift(slot, B_START + part * B_BYTES + rank * B_SHARE * B_ROW)
-                            fill_b(to, b, gate, column, k, u * b_u, v * b_v)
-                        stage += 1
-                        if stage == STAGES:
-                            stage = 0
-                            phase ^= 1
+                    for visit in range(visits(walk_down, walk_across)):
+                        block_row, block_column = place(i, j, visit, walk_down, walk_across)
+                        row = (block_row * PEERS + rank) * BM
+                        column = block_column * BN + rank * B_SHARE
+                        for step in range(turns(block_row, block_column, m, n, steps)):
+                            gate = shift(full, 8 * stage)
+                            slot = shift(memory, stage * STAGE_BYTES)
+                            gate_wait(shift(empty, 8 * stage), phase)
+                            gate_expect(gate, STAGE_BYTES)
+                            for part in range(PARTS):
+                                k = step * BK + part * part_step
+                                to = shift(slot, part * A_BYTES)
+                                fill_a(to, a, gate, row, k, u * a_u, v * a_v)
+                                at = part * B_BYTES + rank * B_SHARE * B_ROW
+                                to = shift(slot, B_START + at)
+                                fill_b(to, b, gate, column, k, u * b_u, v * b_v)
+                            stage += 1
+                            if stage == STAGES:
+                                stage = 0
+                                phase ^= 1
         else:
             if MANY:
                 claim_registers(MANY)
             across = quotient(group(), DOWN)
             down = group() - across * DOWN
             room = shift(memory, ROOM + group() * ROOM_BYTES)
+            partials = shift(memory, PARTIALS + group() * PARTIAL_BYTES)
             count = 0
             for span in range(first, spans, stride):
                 matrix = quotient(span, rows * columns)
                 i, j = locate(span - matrix * rows * columns, rows, columns)
                 v = quotient(matrix, inner)
                 u = matrix - v * inner
-                row = (i * PEERS + rank) * BM + down * ROWS
-                column = j * BN + across * COLUMNS
-                t = total_of(memory, full, empty, down * ROWS * A_ROW, across * COLUMNS * B_ROW,
-                             count, steps)  # fmt: skip
-                count += steps
-                t = finish(t, scale_a, scale_b)
-                if BOXED:
-                    team_send(c_box, room, t, column, row, u, v, OUT)
-                else:
-                    at = shift(c, v * c_v + u * c_u + row * c_row + column * SIZE)
-                    team_write(at, c_row, room, t, m - row, n - column)
+                for visit in range(visits(walk_down, walk_across)):
+                    block_row, block_column = place(i, j, visit, walk_down, walk_across)
+                    if turns(block_row, block_column, m, n, steps) > 0:
+                        row = (block_row * PEERS + rank) * BM + down * ROWS
+                        column = block_column * BN + across * COLUMNS
+                        t = total_of(memory, full, empty, down * ROWS * A_ROW,
+                                     across * COLUMNS * B_ROW, count, steps)  # fmt: skip
+                        count += steps
+                        t = finish(t, scale_a, scale_b)
+                        matrix_c = shift(c, v * c_v + u * c_u)
+                        leave_tile(t, c_box, matrix_c, room, partials, m, n, row, column, u, v,
+                                   matrix, c_row, extra)  # fmt: skip
             if BOXED:
                 team_drain()
         if PEERS > 1:
@@ -429,16 +549,22 @@ def make_team_kernel(plan: TeamPlan):
     ROOM_BYTES, PENDING = plan.room_bytes, plan.stages - 2
     STEPS = TILE.steps
     A_ROW, B_ROW, ROWS, COLUMNS = A.row_bytes, B.row_bytes, TILE.rows, TILE.columns
-    SIZE = plan.out.size
+    PARTIALS = plan.partials_start
+    PARTIAL_BYTES = plan.partial_bytes()
     locate = make_locate(plan.band)
+    visits, place = make_walk(plan)
+    leave_tile = make_leave(plan)
 
-    def kernel(a, b, c, dims, m, n, k, ars, acs, brs, bcs, crs, rows, columns, spans):
+    def kernel(a, b, c, extra, dims, m, n, k, ars, acs, brs, bcs, crs, rows, columns, spans,
+               walk_down, walk_across):  # fmt: skip
         """c = a @ b over a batch; a (m x k), b (k x n), c (m x n) with adjacent columns.
 
         ?rs, ?cs: row and column steps in bytes; dims: the batch, see `batch_offsets`; rows,
-        columns: extent of c in blocks; spans: rows * columns * batch.
+        columns: extent of c in spans of walk_down x walk_across blocks (`make_walk`); spans: rows
+        * columns * batch; extra: the program's table.
         """
         memory = team_memory(uint8)
+        partials = shift(memory, PARTIALS + group() * PARTIAL_BYTES)
         across = quotient(group(), DOWN)
         down = group() - across * DOWN
         a_at = down * ROWS * A_ROW
@@ -448,58 +574,62 @@ def make_team_kernel(plan: TeamPlan):
         for span in range(worker(), spans, workers()):
             matrix = quotient(span, rows * columns)
             i, j = locate(span - matrix * rows * columns, rows, columns)
-            row = i * BM
-            column = j * BN
-            at_a, at_b, at_c = batch_offsets(dims, matrix)
-            source_a = shift(a, at_a + row * ars)
-            source_b = shift(b, at_b + column * bcs)
-            for s in range(STAGES - 1):
-                slot = shift(memory, s * STAGE_BYTES)
-                left = k - s * BK
-                held_a = panel_begin(
-                    A, slot, shift(source_a, s * BK * acs), ars, acs, m - row, left
-                )
-                to_b = shift(slot, A_BYTES)
-                held_b = panel_begin(
-                    B, to_b, shift(source_b, s * BK * brs), bcs, brs, n - column, left
-                )
-                panel_end(A, slot, held_a)
-                panel_end(B, to_b, held_b)
-                panels_commit()
-            stage = 0
-            ahead = STAGES - 1
-            t = team_zeros(TILE)
-            for step in range(steps):
-                panels_wait(PENDING)
+            for visit in range(visits(walk_down, walk_across)):
+                block_row, block_column = place(i, j, visit, walk_down, walk_across)
+                row = block_row * BM
+                column = block_column * BN
+                at_a, at_b, at_c = batch_offsets(dims, matrix)
+                source_a = shift(a, at_a + row * ars)
+                source_b = shift(b, at_b + column * bcs)
+                for s in range(STAGES - 1):
+                    slot = shift(memory, s * STAGE_BYTES)
+                    left = k - s * BK
+                    held_a = panel_begin(
+                        A, slot, shift(source_a, s * BK * acs), ars, acs, m - row, left
+                    )
+                    to_b = shift(slot, A_BYTES)
+                    held_b = panel_begin(
+                        B, to_b, shift(source_b, s * BK * brs), bcs, brs, n - column, left
+                    )
+                    panel_end(A, slot, held_a)
+                    panel_end(B, to_b, held_b)
+                    panels_commit()
+                stage = 0
+                ahead = STAGES - 1
+                t = team_zeros(TILE)
+                for step in range(steps):
+                    panels_wait(PENDING)
+                    team_sync()
+                    first = (step + STAGES - 1) * BK
+                    to_a = shift(memory, ahead * STAGE_BYTES)
+                    to_b = shift(to_a, A_BYTES)
+                    held_a = panel_begin(
+                        A, to_a, shift(source_a, first * acs), ars, acs, m - row, k - first
+                    )
+                    held_b = panel_begin(
+                        B, to_b, shift(source_b, first * brs), bcs, brs, n - column, k - first
+                    )
+                    panels_commit()
+                    slot = shift(memory, stage * STAGE_BYTES)
+                    for part in range(STEPS):
+                        t = team_accumulate(
+                            TILE, t, shift(slot, a_at), shift(slot, b_at), part, True
+                        )
+                    panel_end(A, to_a, held_a)
+                    panel_end(B, to_b, held_b)
+                    stage += 1
+                    if stage == STAGES:
+                        stage = 0
+                    ahead += 1
+                    if ahead == STAGES:
+                        ahead = 0
+                panels_wait(0)
                 team_sync()
-                first = (step + STAGES - 1) * BK
-                to_a = shift(memory, ahead * STAGE_BYTES)
-                to_b = shift(to_a, A_BYTES)
-                held_a = panel_begin(
-                    A, to_a, shift(source_a, first * acs), ars, acs, m - row, k - first
-                )
-                held_b = panel_begin(
-                    B, to_b, shift(source_b, first * brs), bcs, brs, n - column, k - first
-                )
-                panels_commit()
-                slot = shift(memory, stage * STAGE_BYTES)
-                for part in range(STEPS):
-                    t = team_accumulate(TILE, t, shift(slot, a_at), shift(slot, b_at), part, True)
-                panel_end(A, to_a, held_a)
-                panel_end(B, to_b, held_b)
-                stage += 1
-                if stage == STAGES:
-                    stage = 0
-                ahead += 1
-                if ahead == STAGES:
-                    ahead = 0
-            panels_wait(0)
-            team_sync()
-            row += down * ROWS
-            column += across * COLUMNS
-            at = shift(c, at_c + row * crs + column * SIZE)
-            team_write(at, crs, room, t, m - row, n - column)
-            team_sync()
+                row += down * ROWS
+                column += across * COLUMNS
+                leave_tile(t, c, shift(c, at_c), room, partials, m, n, row, column, 0, 0, matrix,
+                           crs, extra)  # fmt: skip
+                team_sync()
 
     kernel.label = plan.label  # type: ignore[attr-defined]
     return kernel
@@ -575,12 +705,14 @@ def make_pack_kernel(plan: PackPlan):
 
 
 def build(plan):
-    """(kernel, argument kinds): DType for a pointer, 'box2', 'box4', 'table' or 'integer'."""
+    """(kernel, argument kinds): DType for a pointer, 'box2', 'box4', 'integer', or 'table' with
+    its number of bytes."""
     if isinstance(plan, PackPlan):
-        return make_pack_kernel(plan), (plan.out, plan.source, "table", *["integer"] * 8)
+        return make_pack_kernel(plan), (plan.out, plan.source, TABLE, *["integer"] * 8)
+    extra = "integer" if plan.program is None else f"table{8 * plan.program.end}"
     if plan.filler_lanes:
         box = "box4" if plan.batched else "box2"
-        kinds = (box, box, box, plan.out, float32, float32, *["integer"] * 15)
+        kinds = (box, box, box, plan.out, float32, float32, extra, *["integer"] * 17)
         return make_ring_kernel(plan), kinds
-    kinds = (plan.a, plan.b, plan.out, "table", *["integer"] * 11)
+    kinds = (plan.a, plan.b, plan.out, extra, TABLE, *["integer"] * 13)
     return make_team_kernel(plan), kinds

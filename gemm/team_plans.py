@@ -31,7 +31,7 @@ def _stages(facts, plan_bytes: int, stage_bytes: int, most: int = 8) -> int:
 
 def wide_plan(facts, kind: str, a: DType, b: DType, out: DType, block=(128, 256), along=("k", "k"),
               peers=1, chain=0, parts=1, store="box", batched=False, scaled=False,
-              band=8) -> TeamPlan:  # fmt: skip
+              band=8, program=None) -> TeamPlan:  # fmt: skip
     """A ring whose groups feed the group-wide matrix unit; block: BM, BN."""
     bm, bn = block
     depth = 128 // a.size
@@ -44,14 +44,15 @@ def wide_plan(facts, kind: str, a: DType, b: DType, out: DType, block=(128, 256)
     heavy = accumulators > 64
     registers = (40, 232) if heavy and down == 2 else (0, 0)
     plan = TeamPlan(tile, a, b, out, down, 1, 2, 128, peers, band, parts, chain, store, scaled,
-                    batched, registers)  # fmt: skip
+                    batched, registers, program=program)  # fmt: skip
     # A small block needs more stages on their way to fill the memory's latency.
-    stages = _stages(facts, down * plan.room_bytes, plan.stage_bytes, 16)
+    rest = down * (plan.room_bytes + plan.partial_bytes())
+    stages = _stages(facts, rest, plan.stage_bytes, 16)
     return replace(plan, stages=stages)
 
 
 def ring_plan(facts, unit: str, a: DType, out: DType, along, tile_shape, lane_shape, down, across,
-              store="box", batched=False, band=8, most=8) -> TeamPlan:  # fmt: skip
+              store="box", batched=False, band=8, most=8, program=None) -> TeamPlan:  # fmt: skip
     """A ring for a chain of fused multiply-adds: unit 'lanes', or 'matrix' for float64."""
     depth = 128 // a.size
     rows, columns = tile_shape
@@ -67,15 +68,16 @@ def ring_plan(facts, unit: str, a: DType, out: DType, along, tile_shape, lane_sh
     elif down * across == 4:
         registers = (32, 112)
     plan = TeamPlan(tile, a, a, out, down, across, 2, 128, 1, band, store=store, batched=batched,
-                    registers=registers)  # fmt: skip
-    room = facts.shared - plan.groups * plan.room_bytes - GATE_ROOM
+                    registers=registers, program=program)  # fmt: skip
+    each = plan.room_bytes + plan.partial_bytes()
+    room = facts.shared - plan.groups * each - GATE_ROOM
     stages = max(2, min(most, room // plan.stage_bytes))
     return replace(plan, stages=stages)
 
 
 def team_plan(facts, unit: str, kind: str, a: DType, b: DType, out: DType, acc: DType, along,
               route: str, tile_shape, lane_shape=(8, 4), down=1, across=1, stages=2,
-              near=("k", "k")) -> TeamPlan:  # fmt: skip
+              near=("k", "k"), program=None) -> TeamPlan:  # fmt: skip
     """A team in which every lane fills: route 'async' (aligned operands) or 'held' (any)."""
     stage_a, stage_b = (a, b) if unit == "matrix" or route == "async" else (acc, acc)
     depth = 128 // stage_a.size
@@ -87,7 +89,7 @@ def team_plan(facts, unit: str, kind: str, a: DType, b: DType, out: DType, acc: 
     panel_b = StageShape(columns * across, depth, stage_b, along[1], route,
                          swizzled or along[1] == "k", near[1], lanes)  # fmt: skip
     tile = TeamTile(unit, rows, columns, acc, panel_a, panel_b, kind, *lane_shape)
-    return TeamPlan(tile, a, b, out, down, across, stages)
+    return TeamPlan(tile, a, b, out, down, across, stages, program=program)
 
 
 @functools.lru_cache(maxsize=256)

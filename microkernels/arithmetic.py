@@ -17,7 +17,7 @@ from .vocabulary import Pointer, computed
 
 
 class Table:
-    """What `table_pointer` and `table_integer` read on the reference target: Pointers and ints."""
+    """What the words below read on the reference target: Pointers and integers."""
 
     __slots__ = ("slots",)
 
@@ -34,6 +34,11 @@ def table_pointer(table, slot, dtype):
 def table_integer(table, slot):
     """The integer in slot `slot` of a table of int64."""
     return table.slots[slot]
+
+
+def table_number(table, slot, dtype):
+    """The number of type `dtype` whose bits slot `slot` of a table begins with."""
+    return np.asarray([table.slots[slot]], np.int64).view(computed(dtype))[0]
 
 
 def _quiet(function, *values):

@@ -503,6 +503,73 @@ def team_write(p, row_step, room, t, m, n):
             shift(p, i * row_step).view(count, storage(p.dtype))[:] = values[i, :count]
 
 
+# -- a tile and the lanes that hold it -----------------------------------------------------------
+#
+# In plain Python a group is one lane that holds every row.
+
+
+def lane():
+    """Index of this lane among those that read a spilled tile together."""
+    return 0
+
+
+def lanes():
+    """How many they are."""
+    return 1
+
+
+def lanes_sync():
+    """They meet; what one wrote to memory before it is seen by the others after it."""
+
+
+def group_lane():
+    """Index of this lane in its group."""
+    return 0
+
+
+def group_lanes():
+    """Lanes of a group."""
+    return 1
+
+
+def group_sync():
+    """All lanes of this group meet, as in `lanes_sync`."""
+
+
+def rows_held(tile):
+    """Rows of a tile that these lanes hold together."""
+    return tile.rows
+
+
+def row_of(tile, h):
+    """The row of the tile that is the h-th they hold."""
+    return h
+
+
+def _chunk_columns(tile):
+    return min(ROW // tile.dtype.size, tile.columns)
+
+
+def _spilled_at(tile, row: int, column: int) -> int:
+    byte = column * tile.dtype.size
+    return row * ROW + (byte ^ (row & 7) * CHUNK)
+
+
+def team_spill(tile, t, room, chunk):
+    """Writes the `chunk`-th 128 bytes of every row of t to the room, for `spilled` to find."""
+    memory = _current().memories[_current().here.worker]
+    width, size = _chunk_columns(tile), tile.dtype.size
+    for i in range(tile.rows):
+        for j in range(width):
+            at = room.offset + _spilled_at(tile, i, j)
+            memory[at : at + size] = t[i, chunk * width + j : chunk * width + j + 1].view(np.uint8)
+
+
+def spilled(tile, room, h, column):
+    """A pointer to the element in the h-th row held, and in this column of the chunk."""
+    return Pointer(room.memory, room.offset + _spilled_at(tile, int(h), int(column)), tile.dtype)
+
+
 WORDS = (
     worker,
     workers,
@@ -535,4 +602,14 @@ WORDS = (
     team_send,
     team_drain,
     team_write,
+    lane,
+    lanes,
+    lanes_sync,
+    group_lane,
+    group_lanes,
+    group_sync,
+    rows_held,
+    row_of,
+    team_spill,
+    spilled,
 )

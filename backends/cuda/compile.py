@@ -14,19 +14,16 @@ from .targets import CudaTarget
 NAME = "gemm_kernel"
 
 
-TABLE_BYTES = 128
-
-
 def numba_type(kind):
     """Numba's type of a kernel argument, and the bytes it passes by value (8: one register).
 
     kind: a DType (pointer to its elements), 'integer', 'box2' or 'box4' (tensor map of so many
-    axes) or 'table' (16 integers, seen as a pointer).
+    axes) or 'table128' (16 integers, seen as a pointer).
     """
     if isinstance(kind, DType):
         return values.Pointer(kind), 8
-    if kind == "table":
-        return values.Pointer(int64), TABLE_BYTES
+    if kind.startswith("table"):
+        return values.Pointer(int64), int(kind.removeprefix("table"))
     if kind.startswith("box"):
         return Box(int(kind[3:])), 128
     return types.intp, 8

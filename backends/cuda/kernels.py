@@ -13,7 +13,8 @@ from .. import kernel_cache
 from .driver import Device, Kernel
 
 NAME = "gemm_kernel"
-SOURCES = ("team.py", "team_plans.py")
+SOURCES = ("team.py", "team_plans.py", *(f"epilogues/{name}.py" for name in (
+    "program", "team_write_back", "write_back")))  # fmt: skip
 compiled: list[str] = []  # labels of the kernels compiled by this process, in order
 
 
@@ -58,7 +59,13 @@ def ptx_of(plan, build, target) -> str:
 
 def argument_sizes(kinds):
     """Bytes of each argument of these kinds (compile.numba_type, without Numba)."""
-    return [128 if isinstance(k, str) and k != "integer" else 8 for k in kinds]
+    return [_size(kind) for kind in kinds]
+
+
+def _size(kind) -> int:
+    if not isinstance(kind, str) or kind == "integer":
+        return 8
+    return 128 if kind.startswith("box") else int(kind.removeprefix("table"))
 
 
 def kernel(device: Device, plan, build) -> Kernel:

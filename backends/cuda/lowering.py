@@ -11,14 +11,17 @@ from llvmlite import ir
 from numba.core import cgutils
 from numba.core.types import intp
 
+from gemm.microkernels import arithmetic, vocabulary
 from gemm.microkernels import cooperative as team
 from gemm.microkernels.dtypes import DType
 
 from .. import values
 from ..cpu.lowering import LOWERINGS as LANE_WORDS
+from ..cpu.lowering import RULES as LANE_RULES
 from ..cpu.lowering import narrow as narrow_value
 from ..cpu.lowering import widen
-from ..team_values import TeamTileType
+from ..lanes import LOWERINGS as LANE_TABLE
+from ..team_values import GROUP_LANES, TeamTileType
 from . import tiles
 from .ptx import (
     F32,
@@ -661,8 +664,169 @@ def _drain_elements(builder, tile, dtype, room, first, row_step, rows, left, wid
             ptx(builder, f"st.global.{form} [$0], $1;", [to, raw], memory=True)
 
 
+# -- a spilled tile, lane by lane ----------------------------------------------------------------
+
+
+def lower_lane(context, builder, sig, args):
+    return _wide_index(builder, lane_of_warp(builder))
+
+
+def lower_lanes(context, builder, sig, args):
+    return ir.Constant(I64, 32)
+
+
+def lower_lanes_sync(context, builder, sig, args):
+    _warp_sync(builder)
+
+
+def lower_group_lane(context, builder, sig, args):
+    return _wide_index(builder, lane_of_group(builder))
+
+
+def lower_group_lanes(context, builder, sig, args):
+    return ir.Constant(I64, GROUP_LANES)
+
+
+def lower_group_sync(context, builder, sig, args):
+    # Barrier 0 is the team's.
+    number = plus(builder, group_of_team(builder), 1)
+    ptx(builder, f"barrier.sync $0, {GROUP_LANES};", [number], memory=True)
+
+
+def lower_rows_held(context, builder, sig, args):
+    return ir.Constant(I64, values.constant(sig.args[0]).rows // 4)
+
+
+def lower_row_of(context, builder, sig, args):
+    tile = values.constant(sig.args[0])
+    held = narrow_int(builder, _intp(context, builder, args[1], sig.args[1]))
+    return _wide_index(builder, tiles.warp_row(builder, tile, held))
+
+
+def _spill_room(builder, tile, room):
+    """Where this warp's part of the room starts."""
+    apart = tile.rows // 4 * ROW * _slots(tile)
+    return builder.add(address(builder, room), times(builder, warp_of_group(builder), apart))
+
+
+def lower_team_spill(context, builder, sig, args):
+    tile, kind = values.constant(sig.args[0]), sig.args[1]
+    registers = _registers_of(builder, args[1], kind)
+    chunk = narrow_int(builder, _intp(context, builder, args[3], sig.args[3]))
+    width, count = _chunks(tile, tile.dtype)
+    found = tiles.pieces(builder, tile)
+    where = _spill_room(builder, tile, args[2])
+    _warp_sync(builder)
+    # Registers have no index: each chunk is a branch of its own, the same for all lanes.
+    done = builder.append_basic_block("spilled")
+    branches = [builder.append_basic_block(f"chunk{c}") for c in range(count)]
+    switch = builder.switch(chunk, branches[-1])
+    for c, branch in enumerate(branches):
+        if c < count - 1:
+            switch.add_case(i32(c), branch)
+        builder.position_at_end(branch)
+        _deposit(context, builder, registers, tile, tile.dtype, where, c, width, found)
+        builder.branch(done)
+    builder.position_at_end(done)
+    _warp_sync(builder)
+
+
+def lower_spilled(context, builder, sig, args):
+    tile = values.constant(sig.args[0])
+    row, column = (
+        narrow_int(builder, _intp(context, builder, args[i], sig.args[i])) for i in (2, 3)
+    )
+    byte = times(builder, column, tile.dtype.size)
+    swizzle = builder.shl(builder.and_(row, i32(7)), i32(4))
+    at = builder.add(times(builder, row, ROW), builder.xor(byte, swizzle))
+    at = builder.add(_spill_room(builder, tile, args[1]), at)
+    return builder.inttoptr(at, I8.as_pointer(3))
+
+
+# -- elements of a lane ---------------------------------------------------------------------------
+#
+# Elements lie at multiples of their size (the host refuses others), and a lane takes them one by
+# one, or several that are all there.
+
+
+def _element_type(dtype: DType):
+    return values.LLVM_SCALARS.get(dtype.real.name, ir.IntType(dtype.real.bits))
+
+
+def _typed(builder, p, kind, space: int):
+    return builder.bitcast(p, kind.as_pointer(space))
+
+
+def _whole(n, lanes: int):
+    if lanes > 1 and not (isinstance(n, ir.Constant) and n.constant >= lanes):
+        raise TypeError(f"a lane of this target has no edge in {lanes} elements")
+
+
+def lower_load_lanes(context, builder, sig, args):
+    pointer, lanes = sig.args[0], values.constant(sig.args[1])
+    dtype = pointer.dtype
+    _whole(_intp(context, builder, args[2], sig.args[2]), lanes)
+    kind = ir.VectorType(_element_type(dtype), lanes * dtype.components)
+    raw = builder.load(_typed(builder, args[0], kind, pointer.space), align=dtype.real.size)
+    if dtype.name == "float16":
+        return builder.fpext(
+            builder.bitcast(raw, ir.VectorType(ir.HalfType(), lanes)), sig.return_type.llvm
+        )
+    return widen(builder, raw, dtype)
+
+
+def _narrowed(context, builder, vector, dtype: DType):
+    if dtype.name == "float16" and vector.type.element == F32:
+        half = builder.fptrunc(vector, ir.VectorType(ir.HalfType(), vector.type.count))
+        return builder.bitcast(half, ir.VectorType(I16, vector.type.count))
+    if dtype.name == "bfloat16" and vector.type.count == 1 and capability(context) >= 80:
+        x = builder.extract_element(vector, i32(0))
+        (raw,) = ptx(builder, "cvt.rn.bf16.f32 $0, $1;", [x], [I16], effect=False)
+        return builder.insert_element(ir.Constant(ir.VectorType(I16, 1), ir.Undefined), raw, i32(0))
+    return narrow_value(builder, vector, dtype)
+
+
+def lower_store_lanes(context, builder, sig, args):
+    pointer, lanes = sig.args[0], sig.args[1].lanes
+    dtype = pointer.dtype
+    _whole(_intp(context, builder, args[2], sig.args[2]), lanes)
+    raw = _narrowed(context, builder, args[1], dtype)
+    builder.store(raw, _typed(builder, args[0], raw.type, pointer.space), align=dtype.real.size)
+
+
+def lower_load(context, builder, sig, args):
+    pointer = sig.args[0]
+    kind = _element_type(pointer.dtype)
+    raw = builder.load(_typed(builder, args[0], kind, pointer.space), align=pointer.dtype.real.size)
+    return widen(builder, raw, pointer.dtype)
+
+
+def lower_table_pointer(context, builder, sig, args):
+    slot = LANE_TABLE[arithmetic.table_integer](context, builder, sig, args)
+    return builder.inttoptr(slot, I8.as_pointer(1))
+
+
+# What a table points to is global memory.
+RULES = {
+    **LANE_RULES,
+    arithmetic.table_pointer: lambda table, slot, dtype: values.Pointer(values.constant(dtype), 1),
+}
 LOWERINGS = {
     **LANE_WORDS,
+    arithmetic.table_pointer: lower_table_pointer,
+    vocabulary.load: lower_load,
+    vocabulary.load_lanes: lower_load_lanes,
+    vocabulary.store_lanes: lower_store_lanes,
+    team.lane: lower_lane,
+    team.lanes: lower_lanes,
+    team.lanes_sync: lower_lanes_sync,
+    team.group_lane: lower_group_lane,
+    team.group_lanes: lower_group_lanes,
+    team.group_sync: lower_group_sync,
+    team.rows_held: lower_rows_held,
+    team.row_of: lower_row_of,
+    team.team_spill: lower_team_spill,
+    team.spilled: lower_spilled,
     team.worker: lower_worker,
     team.workers: lower_workers,
     team.peer: lower_peer,

@@ -84,6 +84,14 @@ def convert(problem: Problem, key: str, x: np.ndarray, floats: DType) -> np.ndar
     raise TypeError(f"{where} has dtype {x.dtype}, an epilogue of a {acc} product takes no such")
 
 
+def as_number(x: np.ndarray, acc: DType, floats: DType) -> np.ndarray:
+    """A 0-d operand in the type in which the program computes with it."""
+    if x.dtype.kind in "iub":
+        return x.astype(np.int64 if acc is int64 else np.int32)
+    with np.errstate(over="ignore"):
+        return x.astype(floats.name)
+
+
 def kind_of(x: np.ndarray) -> str:
     tall = x.ndim > 1 and x.shape[-2] > 1
     wide = x.ndim > 0 and x.shape[-1] > 1
@@ -110,4 +118,13 @@ def steps_of(x: np.ndarray) -> tuple[int, int]:
 def same_view(x: np.ndarray, y: np.ndarray) -> bool:
     return (x.shape, x.strides, x.itemsize) == (y.shape, y.strides, y.itemsize) and (
         execution.address(x) == execution.address(y)
+    )
+
+
+def same_start(x: np.ndarray, y: Any) -> bool:
+    """Whether x is y itself as far as addresses go: nothing was copied to make it."""
+    return (
+        type(y) is np.ndarray
+        and x.dtype == y.dtype
+        and (execution.address(x) == execution.address(y))
     )

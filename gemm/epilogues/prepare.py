@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from gemm.microkernels.dtypes import TileShape
 
-from .program import Operand, Program
+from .program import ORIGIN_BATCH, Operand, Program
 from .write_back import Writer, _column_partial, _load, _load_scalar, _prepare, _prepare_output
 
 
@@ -31,6 +31,8 @@ def source(panel: int, lanes: int, program: Program) -> tuple[str, dict[str, obj
     w = Writer(TileShape(1, panel // lanes, lanes, program.acc), program)
     per, size = w.per, program.acc.size
     w.put(0, "def prepare(dst, count, k, column, row, batch, extra):")
+    w.put(1, f"column = column + table_integer(extra, {program.origin})")
+    w.put(1, f"batch = batch + table_integer(extra, {ORIGIN_BATCH})")
     w.put(1, "dst = recast(dst, ACC)")
     w.put(1, f"index = ramp({lanes}, I)")
     for i, operand in enumerate(program.operands):

@@ -16,12 +16,15 @@ FLOAT, INT, MASK, NUMBER = "float", "int", "mask", "number"
 MATHEMATICS = tuple(mathematics.MAKERS)
 SLOTS = 4  # of an operand in the table: address, row step, column step, batch step
 OUTPUT_SLOTS = 7  # and the address, row step and batch step of a reduction's running state
-FIRST_SLOT = 2  # after M and N
+# Before them: M and N of the whole product, and where the part that runs now starts in it.
+ORIGIN_ROW, ORIGIN_COLUMN, ORIGIN_BATCH = 2, 3, 4
+FIRST_SLOT = 5
 
 
 @dataclass(frozen=True)
 class Operand:
-    """kind: scalar, row, column or tile; dtype: in memory; unit: columns are adjacent in memory;
+    """kind: scalar, row, column, tile, or number (the value itself stands in the table, not an
+    address); dtype: in memory; unit: columns are adjacent in memory;
     each: values an operand has for one of the program (2: a pair of columns); group: rows of the
     program that share one of the operand; nibbles: two values a byte, 'signed' or 'unsigned'."""
 
@@ -49,7 +52,8 @@ class Output:
 @dataclass(frozen=True)
 class Program:
     """pairs: each value stands for two adjacent columns; acc: the accumulator's type; start: its
-    first slot in the table; pack_a, pack_b: programs that change an operand while it is packed."""
+    first slot in the table; pack_a, pack_b: programs that change an operand while it is packed,
+    whose columns begin at slot `origin` (B's are the product's columns, A's its rows)."""
 
     acc: DType
     pairs: bool
@@ -57,6 +61,7 @@ class Program:
     operands: tuple[Operand, ...]
     outputs: tuple[Output, ...]
     start: int = FIRST_SLOT
+    origin: int = ORIGIN_COLUMN
     pack_a: Program | None = None
     pack_b: Program | None = None
 

@@ -4,31 +4,30 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import math
 from typing import Any
 
 import numpy as np
 
-from gemm import engine, execution, operands, planner, targets, threads
-from gemm.microkernels.arithmetic import Table
+from gemm import engine, execution, operands, targets, threads
 from gemm.microkernels.dtypes import DType, bool_, int32, int64
 
+from . import repeat
 from .contract import Bound, Epilogue, Packed, bind, epilogue
 from .fitting import (
     Problem,
+    as_number,
     convert,
     fit_operand,
     kind_of,
     known,
+    same_start,
     same_view,
-    steps_of,
     uniform_step,
 )
+from .job import Job, OperandTable
 from .program import (
     FLOAT,
     MASK,
-    OUTPUT_SLOTS,
-    SLOTS,
     Operand,
     Output,
     Program,
@@ -38,7 +37,6 @@ from .program import (
 )
 from .sides import Side, operand_of, statistic
 from .tracing import Value
-from .write_back import CHAINS
 
 IDENTITY = epilogue(lambda acc: acc)
 
@@ -132,12 +130,16 @@ def fused(
     threads_: int | None = None,
     kernel: str | None = None,
     common: np.dtype | None = None,
+    run: Any = None,
+    remember: Any = None,
 ) -> dict[str, np.ndarray]:
     """All outputs of `bound` on a @ b, by name.
 
     a (*batch, M, K), b (*batch, K, N): arrays of one engine dtype (or int8 and uint8), equal
     batch axes. out: an array for the main output, or a dict of arrays by output name. common:
-    dtype of outputs that name none (default: a's).
+    dtype of outputs that name none (default: a's). run: called as run(problem, program, operand
+    arrays, output arrays) in place of the product; a and b then lend shapes and dtypes alone.
+    remember: told what ran, if nothing was copied.
     """
     epilogue = bound.epilogue
     common = a.dtype if common is None else common
@@ -163,11 +165,14 @@ def fused(
         known(x.dtype) for x in fitted.values() if x.ndim
     ])  # fmt: skip
     arrays = {key: convert(problem, key, x, floats) for key, x in fitted.items()}
+    if acc.kind != "c":
+        arrays = {key: x if x.ndim else as_number(x, acc, floats) for key, x in arrays.items()}
     specs = []
     for key, x in arrays.items():
-        kind = kind_of(x)
+        kind = "number" if x.ndim == 0 and acc.kind != "c" else kind_of(x)
         if kind == "row" and x.strides[-1] != x.itemsize:
             x = arrays[key] = np.ascontiguousarray(x)
+        x = arrays[key] = uniform_step(x, problem.batch)[0]
         unit = kind != "tile" or x.strides[-1] == x.itemsize
         specs.append((key, Operand(kind, targets.element_type(x.dtype), unit, each[key])))
     key_of_each = tuple(sorted(each.items()))
@@ -203,24 +208,34 @@ def fused(
         written[key] = target
     for key, x in arrays.items():
         for target in written.values():
-            if operands.overlaps(target, x) and not same_view(x, target):
-                arrays[key] = x = x.copy()
+            if x.ndim and operands.overlaps(target, x) and not same_view(x, target):
+                arrays[key] = x = uniform_step(x.copy(), problem.batch)[0]
     wanted = tuple(
         (key, targets.element_type(x.dtype),
          x.strides[-1] == x.itemsize or x.shape[-1] == 1)
         for key, x in written.items()
     )  # fmt: skip
+    copied = any(written[key] is not results[key] for key in written) or any(
+        x.ndim and not same_start(x, bound.operands[key]) for key, x in arrays.items()
+    )
     if all(x.size for x in written.values()):
         program = _program(epilogue, key_of_each, acc, tuple(specs), wanted)
         for name, side in (("pack_a", side_a), ("pack_b", side_b)):
             if side:
                 part = dataclasses.replace(side.program, start=program.end_of_all)
                 program = dataclasses.replace(program, **{name: part})
-        if program.is_identity:
+        if run is not None:
+            run(problem, program, arrays, written)
+        elif program.is_identity:
             target = next(iter(written.values()))
             engine.product(a, b, target, accumulate=accumulate, threads=threads_, kernel=kernel)
         else:
-            _run(problem, a, b, program, arrays, written, sides, threads_, kernel)
+            job, home, scratch, sources = _job(
+                problem, a, b, program, arrays, written, sides, threads_, kernel
+            )
+            job.run(a, b, home, scratch, sources)
+            if remember is not None and not sides and not copied:
+                remember(job, home, written)
     for key, target in written.items():
         if target is not results[key]:
             np.copyto(results[key], target, casting="unsafe")
@@ -229,73 +244,40 @@ def fused(
     return results
 
 
-def _fill(table, batch, program: Program, arrays, written, rows: int) -> None:
-    """A program's part of the operand table; table: slots, pointers by slot, what to keep."""
-    slots, pointers, kept = table
-    count = math.prod(batch)
-    for i, (x, operand) in enumerate(zip(arrays, program.operands, strict=True)):
-        x, step = uniform_step(x, batch)
-        kept.append(x)
-        at = program.slot(i)
-        slots[at : at + SLOTS] = (execution.address(x), *steps_of(x), step)
-        pointers[at] = x, operand.dtype
-    for o, (x, output) in enumerate(zip(written, program.outputs, strict=True)):
-        if x.ndim < 2:
-            continue  # the packed element itself
-        at = program.output_slot(o)
-        _, step = uniform_step(x, batch)
-        state, at_state, steps = None, 0, (0, 0)
-        if output.kind == "row":
-            parts = 2 if output.combine == "log_sum_exp" else 1
-            state = np.empty((count, rows, parts * CHAINS), output.dtype.name)
-            steps = state.strides[1], state.strides[0]
-            at_state = execution.address(state)
-            kept.append(state)
-            pointers[at + 4] = state, output.dtype
-        slots[at : at + OUTPUT_SLOTS] = (
-            execution.address(x), x.strides[-2], x.strides[-1], step, at_state, *steps,
-        )  # fmt: skip
-        pointers[at] = x, output.dtype
+def operand_table(problem: Problem, program: Program, arrays, written) -> OperandTable:
+    """The table of a program without packing programs; keep it while the kernel runs."""
+    job = Job(problem, program, 1, None)
+    job.lay_out(0, program, arrays, written, problem.m)
+    sources: dict[Any, np.ndarray] = {(0, key): x for key, x in arrays.items()}
+    sources |= {(0, ("out", key)): x for key, x in written.items()}
+    return OperandTable(job, sources)
 
 
-def _run(problem, a, b, program: Program, arrays, written, sides, threads_, kernel) -> None:
-    acc, batch = problem.acc, problem.batch
-    slots = [0] * program.end_of_all
-    slots[0], slots[1] = problem.m, problem.n
-    pointers: dict[int, tuple[np.ndarray, DType]] = {}
-    kept: list[np.ndarray] = []
-    table = slots, pointers, kept
-    _fill(table, batch, program, arrays.values(), written.values(), problem.m)
+def _job(problem, a, b, program: Program, arrays, written, sides, threads_, kernel) -> Any:
+    """(job, its main output or a stand-in, whether partial sums rest in scratch, its arrays)."""
+    allowed = threads.get_num_threads() if threads_ is None else threads.checked(threads_)
+    job = Job(problem, program, allowed, kernel)
     parts = [part for part in (program.pack_a, program.pack_b) if part]
+    all_parts = [(program, arrays, written, problem.m)]
     for part, side in zip(parts, sides, strict=True):
-        _fill(table, batch, part, side.arrays.values(), side.written, 0)
+        all_parts.append((part, side.arrays, side.written, 0))
+    sources: dict[Any, np.ndarray] = {}
+    for i, (part, given, results, rows) in enumerate(all_parts):
+        job.lay_out(i, part, given, results, rows)
+        sources |= {(i, key): x for key, x in given.items()}
+        sources |= {(i, ("out", key)): x for key, x in results.items()}
     home = next(iter(written.values()))
     first = program.outputs[0]
-    ta, tb = targets.element_type(a.dtype), targets.element_type(b.dtype)
     resident = (
         first.kind == "tile"
         and home.shape[-1] == problem.n
-        and first.dtype is acc
+        and first.dtype is problem.acc
         and first.unit
         and not any(np.may_share_memory(home, x) for x in arrays.values())
     )
     if not resident:
-        home = np.broadcast_to(np.empty(1, np.dtype(acc.name)), problem.shape(problem.n))
-    count, rows = execution.batches(batch, a.strides[:-2], b.strides[:-2], home.strides[:-2])
-    stored = targets.element_type(home.dtype)
-    isa = None if kernel else targets.environment("GEMM_ISA")
-    allowed = threads.get_num_threads() if threads_ is None else threads.checked(threads_)
-    plan = planner.make_plan(
-        ta, tb, stored, acc, problem.m, problem.n, a.shape[-1], count, not resident, allowed,
-        kernel, isa, program,
-    )  # fmt: skip
-    extra: Any = np.array(slots, np.int64)
-    if plan.level == "reference":
-        from gemm.backends.reference.run import pointer
-
-        extra = Table([pointer(*pointers[i]) if i in pointers else x for i, x in enumerate(slots)])
-    execution.execute(plan, a, b, home, count, rows, not resident, extra)
-    del kept
+        home = np.broadcast_to(np.empty(1, np.dtype(problem.acc.name)), problem.shape(problem.n))
+    return job, home, not resident, sources
 
 
 def scaled(a, b, out, alpha, beta, *, accumulate=None, threads=None, kernel=None) -> None:
@@ -336,6 +318,13 @@ def _ready(x: Any, common: np.dtype, batch: tuple[int, ...], mixed: bool) -> Any
 
 def call(x1: Any, x2: Any, out: Any, keywords: dict[str, Any]) -> Any:
     """`matmul(x1, x2, epilogue=)`: the main output, or a dict of all of them by name."""
+    key = repeat.key_of(x1, x2, out, keywords)
+    if key is not None:
+        found = repeat.known.get(key)
+        if found is not None:
+            result = found.again(x1, x2, out, keywords["epilogue"].operands)
+            if result is not None:
+                return result
     keywords = dict(keywords)
     program = keywords.pop("epilogue", None)
     bound = bind(IDENTITY if program is None else program)
@@ -358,8 +347,10 @@ def call(x1: Any, x2: Any, out: Any, keywords: dict[str, Any]) -> Any:
     if not operands.is_engine_dtype(common):
         raise TypeError(f"matmul: no kernel for dtype {common} (of {a.dtype} and {b.dtype})")
     a, b = (_ready(x, common, batch, mixed) for x in (a, b))
+    plain = key is not None and a is x1 and b is x2
     results = fused(
         a, b, bound, out, accumulate=options["accumulate"], threads_=options["threads"],
         kernel=options["kernel"], common=common,
+        remember=functools.partial(repeat.remember, key, bound) if plain else None,
     )  # fmt: skip
     return next(iter(results.values())) if len(results) == 1 else results

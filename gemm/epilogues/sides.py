@@ -11,8 +11,17 @@ from gemm.microkernels.dtypes import DType, int32
 from gemm.targets import element_type
 
 from .contract import Bound, Nibbles, Packed
-from .fitting import Problem, convert, fit_operand, kind_of
-from .program import FLOAT, Operand, Output, Program, pruned, types_of
+from .fitting import Problem, convert, fit_operand, kind_of, uniform_step
+from .program import (
+    FLOAT,
+    ORIGIN_COLUMN,
+    ORIGIN_ROW,
+    Operand,
+    Output,
+    Program,
+    pruned,
+    types_of,
+)
 
 
 def operand_of(x: Any, common: np.dtype) -> tuple[np.ndarray, Packed | None]:
@@ -58,6 +67,7 @@ class Side:
                 array = np.ascontiguousarray(array)
             if group > 1 and kind in ("row", "scalar"):
                 group = 1
+            array = uniform_step(array, self.problem.batch)[0]
             unit = kind != "tile" or array.strides[-1] == array.itemsize
             self.arrays[key] = array
             specs.append(
@@ -106,7 +116,7 @@ class Side:
         outputs = [Output("tile", tuple(place[i] for i in main[1].nodes), acc)]
         self.statistics: dict[str, np.ndarray] = {}
         self.results: dict[str, np.ndarray] = {}
-        self.written: list[np.ndarray] = [np.empty(0, acc.name)]
+        self.written: dict[str, np.ndarray] = {main[0]: np.empty(0, acc.name)}
         for key, value in others:
             if value.kind != partial or value.block or value.combine == "log_sum_exp":
                 raise TypeError(
@@ -117,7 +127,10 @@ class Side:
             outputs.append(Output("column", (place[value.nodes[0]],), kind, value.combine, 0))
             shape = (*self.problem.batch, 1, self.problem.lanes)
             array = np.zeros(shape, kind.name)
-            self.written.append(array)
+            self.written[key] = array
             self.results[key] = array.swapaxes(-1, -2) if self.turned else array
             self.statistics[key] = self.results[key]
-        return Program(acc, bound.epilogue.pairs, nodes, operand_specs, tuple(outputs))
+        origin = ORIGIN_ROW if self.turned else ORIGIN_COLUMN
+        return Program(
+            acc, bound.epilogue.pairs, nodes, operand_specs, tuple(outputs), origin=origin
+        )

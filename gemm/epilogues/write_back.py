@@ -12,6 +12,9 @@ Operands and outputs are found through the operand table (see program.py for its
 Partials keep their state in memory between tiles: along a row, 16 chains by column number, so
 that the order of additions is the same for every width of vector and tile, joined by a tree when
 the block of columns ends; down a column, one chain in the order of the rows.
+
+What the hook will touch lies in as many pages as the tile has rows, a few bytes in each, which
+no hardware prefetcher foresees: `announce` asks for it before the micro-kernel runs.
 """
 
 from __future__ import annotations
@@ -32,9 +35,23 @@ from gemm.microkernels.dtypes import DType, TileShape
 from gemm.microkernels.mathematics import keep_largest, make_exp, make_log
 from gemm.microkernels.vocabulary import load_lanes, shift, store_lanes
 
-from .program import FLOAT, INT, MASK, NUMBER, Operand, Output, Program, common, types_of
+from .program import (
+    FLOAT,
+    INT,
+    MASK,
+    NUMBER,
+    ORIGIN_BATCH,
+    ORIGIN_COLUMN,
+    ORIGIN_ROW,
+    Operand,
+    Output,
+    Program,
+    common,
+    types_of,
+)
 
 CHAINS = 16
+LINE = 64  # bytes that one request to memory brings
 LIMITS = {"int8": (-128, 127), "uint8": (0, 255), "int16": (-32768, 32767), "uint16": (0, 65535)}
 
 
@@ -278,6 +295,7 @@ def source(shape: TileShape, program: Program) -> tuple[str, dict[str, object]]:
     w = Writer(shape, program)
     lanes, per = shape.lanes, w.per
     w.put(0, "def write_back(t, c, rs, cs, m, n, row, column, batch, extra):")
+    put_origin(w)
     w.put(1, "rows = tile_spill(t, ACC)")
     w.put(1, f"index = ramp({lanes}, I)")
     used = w.used
@@ -316,9 +334,44 @@ def source(shape: TileShape, program: Program) -> tuple[str, dict[str, object]]:
     return "\n".join(w.lines) + "\n", w.scope
 
 
+def announcement(shape: TileShape, program: Program) -> tuple[str, dict[str, object]]:
+    """(text of `announce`, the names it uses): asks for the tile operands and outputs of a tile."""
+    w = Writer(shape, program)
+    w.put(0, "def announce(m, row, column, batch, extra):")
+    put_origin(w)
+    lines = {}
+    for i, operand in enumerate(program.operands):
+        if i in w.used and operand.kind == "tile" and operand.unit:
+            _prepare(w, i, operand)
+            lines[f"p{i}", f"r{i}"] = operand.each * operand.dtype.size
+    for o, output in enumerate(program.outputs):
+        if output.kind == "tile" and output.unit:
+            _prepare_output(w, o, output)
+            lines[f"q{o}", f"qr{o}"] = len(output.nodes) * output.dtype.size
+    if not lines:
+        w.put(1, "return")
+        return "\n".join(w.lines) + "\n", w.scope
+    w.put(1, "for i in range(m):")
+    for (p, step), size in lines.items():
+        for at in range(0, shape.columns // w.per * size, LINE):
+            w.put(2, f"prefetch(shift({p}, i * {step} + {at}))")
+    return "\n".join(w.lines) + "\n", w.scope
+
+
+def put_origin(w: Writer) -> None:
+    """From the part of the product that runs to the whole."""
+    w.put(1, f"row = row + table_integer(extra, {ORIGIN_ROW})")
+    w.put(1, f"column = column + table_integer(extra, {ORIGIN_COLUMN})")
+    w.put(1, f"batch = batch + table_integer(extra, {ORIGIN_BATCH})")
+
+
 def _prepare(w: Writer, i: int, operand: Operand, row: str = "row") -> None:
     slot = w.program.slot(i)
     kind = w.name("D", computed_as(operand.dtype, w.program))
+    if operand.kind == "number":
+        number = f"table_number(extra, {slot}, {kind})"
+        w.put(1, f"x{i}_0 = broadcast({number}, {w.shape.lanes})")
+        return
     w.put(1, f"r{i} = table_integer(extra, {slot + 1})")
     w.put(1, f"c{i} = table_integer(extra, {slot + 2})")
     per, each = w.per, operand.each
@@ -357,7 +410,7 @@ def _load(w: Writer, depth: int, i: int, operand: Operand, p: str, start: str = 
     w.put(depth, f"x{i}_1 = odds(first{i}, second{i})")
 
 
-def _prepare_output(w: Writer, o: int, output: Output) -> None:
+def _prepare_output(w: Writer, o: int, output: Output, states: bool = True) -> None:
     slot = w.program.output_slot(o)
     dtype = output.dtype
     if output.kind == "tile" and dtype.kind != "f":
@@ -371,10 +424,16 @@ def _prepare_output(w: Writer, o: int, output: Output) -> None:
         values = len(output.nodes)
         w.put(1, f"q{o} = shift(q{o}, row * qr{o} + column // {w.per} * {values} * qc{o})")
     if output.kind == "row":
+        w.put(1, f"width{o} = table_integer(extra, 1) // {w.per}")
+    if output.kind == "row" and states:
         w.put(1, f"s{o} = table_pointer(extra, {slot + 4}, {kind})")
         w.put(1, f"sr{o} = table_integer(extra, {slot + 5})")
         w.put(1, f"s{o} = shift(s{o}, row * sr{o} + batch * table_integer(extra, {slot + 6}))")
-        w.put(1, f"width{o} = table_integer(extra, 1) // {w.per}")
+    if output.kind == "column" and output.combine == "log_sum_exp":
+        w.put(1, f"s{o} = table_pointer(extra, {slot + 4}, {kind})")
+        w.put(1, f"s{o} = shift(s{o}, batch * table_integer(extra, {slot + 6}))")
+        w.put(1, f"sums{o} = shift(s{o}, table_integer(extra, {slot + 5}))")
+        w.put(1, f"height{o} = table_integer(extra, 0)")
 
 
 def _stored(w: Writer, index: int, dtype: DType) -> str:
@@ -449,6 +508,9 @@ def _row_partial(w: Writer, o: int, output: Output) -> None:
 
 
 def _column_partial(w: Writer, o: int, output: Output, depth: int = 4) -> None:
+    if output.combine == "log_sum_exp":
+        _column_log_sum_exp(w, o, output, depth)
+        return
     lanes, size = w.shape.lanes, output.dtype.size
     w.scope[f"join{o}"] = COMBINE[output.combine]
     w.put(depth, f"x = {_partial_value(w, output)}")
@@ -461,6 +523,49 @@ def _column_partial(w: Writer, o: int, output: Output, depth: int = 4) -> None:
     w.put(depth + 1, f"store_lanes(to, join{o}(fill(x, {none_text}), x), left)")
     w.put(depth, "else:")
     w.put(depth + 1, f"store_lanes(to, join{o}(load_lanes(to, {lanes}, left), x), left)")
+
+
+def _column_log_sum_exp(w: Writer, o: int, output: Output, depth: int) -> None:
+    """A running maximum and a running sum for each column, in memory from row to row."""
+    lanes, size = w.shape.lanes, output.dtype.size
+    _, w.scope[f"grow{o}"] = make_join(output.dtype)
+    w.scope["keep_largest"] = keep_largest
+    w.scope[f"log{o}"] = make_log(output.dtype)
+    w.scope["INFINITY"] = mathematics.INFINITY
+    w.put(depth, f"x = {_partial_value(w, output)}")
+    w.put(depth, f"inside = (row + i) % {output.block}" if output.block else "inside = row + i")
+    w.put(depth, "if inside == 0:")
+    w.put(depth + 1, "top = fill(x, -INFINITY)")
+    w.put(depth + 1, "total = fill(x, 0.0)")
+    w.put(depth, "else:")
+    for name, at in (("top", f"s{o}"), ("total", f"sums{o}")):
+        w.put(depth + 1, f"{name} = load_lanes(shift({at}, place * {size}), {lanes}, left)")
+    w.put(depth, f"total = grow{o}(top, total, x)")
+    w.put(depth, "top = keep_largest(top, x)")
+    ends = f"row + i + 1 == height{o}"
+    if output.block:
+        ends += f" or inside + 1 == {output.block}"
+    block = f"(row + i) // {output.block}" if output.block else "0"
+    w.put(depth, f"if {ends}:")
+    w.put(depth + 1, f"to = shift(q{o}, {block} * qr{o} + place * {size})")
+    w.put(depth + 1, f"store_lanes(to, add(top, log{o}(total)), left)")
+    w.put(depth, "else:")
+    for name, at in (("top", f"s{o}"), ("total", f"sums{o}")):
+        w.put(depth + 1, f"store_lanes(shift({at}, place * {size}), {name}, left)")
+
+
+def make_announce(shape: TileShape, program: Program | None):
+    """announce(m, row, column, batch, extra), called before the micro-kernel whose tile of m rows
+    the write-back hook will get."""
+    if program is None:
+        return silent
+    text, scope = announcement(shape, program)
+    exec(compile(text, "<epilogue>", "exec"), scope)
+    return scope["announce"]
+
+
+def silent(m, row, column, batch, extra):
+    """Nothing will be touched but the output."""
 
 
 def make_write_back(shape: TileShape, program: Program):

@@ -13,11 +13,17 @@ import shutil
 import subprocess
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from gemm import team, team_plans
+from gemm import targets, team, team_plans
 from gemm.backends.cuda.compile import compile_ptx
 from gemm.backends.cuda.targets import TARGETS, target_of
+from gemm.epilogues import stock
+from gemm.epilogues.program import Operand
+from gemm.epilogues.run import _output_types, _program
+from gemm.microkernels import dtypes as t
+from gemm.microkernels.vocabulary import storage
 
 ASSEMBLED = ("sm_75", "sm_80", "sm_90a", "sm_100a")
 
@@ -51,7 +57,54 @@ def text_of(name, plan) -> str:
     return _texts[name, plan]
 
 
-@pytest.mark.parametrize("name, plan", list(plans()))
+def program_of(epilogue, acc, common, **operands):
+    """The program of an epilogue; operands: (kind, type in memory) by name."""
+    each = {key: 2 if key in epilogue.unpacked else 1 for key in operands}
+    specs = tuple((key, Operand(*x, True, each[key])) for key, x in operands.items())
+    key = tuple(sorted(each.items()))
+    dtypes, found = _output_types(epilogue, key, acc, specs, np.dtype(storage(common)))
+    wanted = tuple(
+        (name, targets.element_type(np.dtype(dtypes[name] if x.dtype is None else x.dtype)), True)
+        for name, x in found.items()
+    )
+    return _program(epilogue, key, acc, specs, wanted)
+
+
+def programs():
+    """(name, program of a bfloat16 product): what the block of a language model is made of."""
+    bf16, f32 = t.bfloat16, t.float32
+    tile, row, column = ("tile", bf16), ("row", bf16), ("column", bf16)
+    yield "gelu", program_of(stock.gelu, f32, bf16, bias=row)
+    yield "dropout", program_of(stock.dropout, f32, bf16, seed=("number", t.int32),
+                                rate=("number", f32), bias=row, residual=tile)  # fmt: skip
+    yield "norm", program_of(stock.residual_rmsnorm(128), f32, bf16, residual=tile, gamma=row)
+    yield "gate", program_of(stock.swiglu, f32, bf16)
+    yield "gate backward", program_of(stock.swiglu_backward(), f32, bf16, z=tile)
+    yield "norm backward", program_of(stock.residual_rmsnorm_backward(), f32, bf16, gradient=tile,
+                                      x=tile, r=column, s=column, gamma=row)  # fmt: skip
+    yield "loss", program_of(stock.cross_entropy(128), f32, bf16, target=("column", t.int32))
+
+
+def program_plans():
+    """A plan for each program and target: the widest that `gemm.device` asks for."""
+    for target in ("sm_80", "sm_90a", "sm_100a"):
+        facts, bf16 = TARGETS[target], t.bfloat16
+        for name, program in programs():
+            down = any(output.kind == "column" for output in program.outputs)
+            if facts.wide:
+                block, peers = ((64, 256), 1) if down else ((128, 256), 2)
+                block = (128, 128) if name == "loss" else block
+                plan = team_plans.wide_plan(facts, "bfloat16", bf16, bf16, t.float32, block,
+                                            peers=peers, store="rows", program=program)  # fmt: skip
+            else:
+                plan = team_plans.team_plan(
+                    facts, "matrix", "bfloat16", bf16, bf16, t.float32, t.float32, ("k", "k"),
+                    "async", (64, 64), (8, 8), 1, 1, 3, program=program,
+                )  # fmt: skip
+            yield pytest.param(target, plan, id=f"{target} {name}")
+
+
+@pytest.mark.parametrize("name, plan", [*plans(), *program_plans()])
 def test_assembles_without_spills(name, plan, tmp_path):
     if isinstance(plan, team.TeamPlan):
         assert plan.illegal() == ""
@@ -72,6 +125,23 @@ def test_assembles_without_spills(name, plan, tmp_path):
     assert "warning" not in report, report
     registers = int(re.search(r"Used (\d+) registers", report)[1])
     assert registers * plan.threads * plan.teams_per_unit <= 65536
+
+
+def test_a_program_rounds_every_step():
+    """No product and sum of a program is fused, which would give other bits than the CPU's."""
+    bf16 = t.bfloat16
+    program = program_of(stock.residual, t.float32, bf16, residual=("tile", bf16))
+    plan = team_plans.wide_plan(TARGETS["sm_90a"], "bfloat16", bf16, bf16, t.float32,
+                                store="rows", program=program)  # fmt: skip
+    text = text_of("sm_90a", plan)
+    assert "add.rn.f32" in text and not re.search(r"\b(add|mul)\.f32|fma", text)
+    assert "ld.global.b16" in text and "st.global.b16" in text, "one access an element"
+
+
+def test_the_identity_is_no_program():
+    """Plans of a product with and without an identity epilogue are one."""
+    program = program_of(stock.alpha_beta, t.float32, t.float32)
+    assert program.is_identity
 
 
 def one(name: str, **wanted):

@@ -83,8 +83,8 @@ def run_ring(plan, m, n, k, workers, batch=1):
             boxed(a, plan.tile.a, bm, plan.batched),
             boxed(b, plan.tile.b, bn // plan.peers, plan.batched),
             Box(out[None] if plan.batched else out[0], (), True), pointer(out, plan.out),
-            scale, scale, m, n, -(-k // bk), 0, rows, columns, rows * columns * batch,
-            batch, 1, 0, 1, 0, n * size, m * n * size, 0,
+            scale, scale, 0, m, n, -(-k // bk), 0, rows, columns, rows * columns * batch,
+            batch, 1, 0, 1, 0, n * size, m * n * size, 0, 1, 1,
         ),
         plan.shared_bytes,
     )  # fmt: skip
@@ -178,9 +178,9 @@ def test_team(dtype, route):
     size = dtype.size
     rows, columns = -(-m // plan.block[0]), -(-n // plan.block[1])
     arguments = (
-        pointer(a, dtype), pointer(b, dtype), pointer(out, dtype),
+        pointer(a, dtype), pointer(b, dtype), pointer(out, dtype), 0,
         table([(batch, m * k * size, 0, m * n * size)]), m, n, k, k * size, size, size, k * size,
-        n * size, rows, columns, rows * columns * batch,
+        n * size, rows, columns, rows * columns * batch, 1, 1,
     )  # fmt: skip
     Grid(3, 1, patience=120).run(team.make_team_kernel(plan), arguments, plan.shared_bytes)
     for i in range(batch):

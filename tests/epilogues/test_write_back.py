@@ -268,7 +268,7 @@ def test_complex_products_take_linear_programs():
 def test_the_identity_is_the_plain_kernel():
     identity = gemm.epilogue(lambda acc, unused=None: acc)
     a, b = normal(50, 40), normal(40, 60)
-    gemm.matmul(a, b)
+    gemm.matmul(a, b, threads=1)
     kernels = pytest.importorskip("gemm.backends.cpu.kernels", reason="needs the CPU backend")
     before = kernels.loaded()
     got = gemm.matmul(a, b, epilogue=identity)
@@ -323,11 +323,14 @@ def test_a_program_costs_what_the_same_code_by_hand_costs():
         rows = tile_spill(t, float32)
         index = ramp(lanes, int32)
         zero = fill(index, 0)
-        bias = shift(table_pointer(extra, 2, float32), column * table_integer(extra, 4)
-                     + batch * table_integer(extra, 5))  # fmt: skip
-        step = table_integer(extra, 7)
-        out = shift(table_pointer(extra, 6, float32), batch * table_integer(extra, 9))
-        out = shift(out, row * step + column * table_integer(extra, 8))
+        row = row + table_integer(extra, 2)
+        column = column + table_integer(extra, 3)
+        batch = batch + table_integer(extra, 4)
+        bias = shift(table_pointer(extra, 5, float32), column * table_integer(extra, 7)
+                     + batch * table_integer(extra, 8))  # fmt: skip
+        step = table_integer(extra, 10)
+        out = shift(table_pointer(extra, 9, float32), batch * table_integer(extra, 12))
+        out = shift(out, row * step + column * table_integer(extra, 11))
         for i in range(m):
             for v in range(vectors):
                 left = n - v * lanes
@@ -358,5 +361,5 @@ def test_a_program_prints_the_same_in_every_process():
     program = Program(float32, False, (("acc", 0), ("constant", 2.0), ("multiply", 0, 1)), (), ())
     assert repr(program) == (
         "Program(acc=float32, pairs=False, nodes=(('acc', 0), ('constant', 2.0), "
-        "('multiply', 0, 1)), operands=(), outputs=(), start=2, pack_a=None, pack_b=None)"
+        "('multiply', 0, 1)), operands=(), outputs=(), start=5, origin=3, pack_a=None, pack_b=None)"
     )
