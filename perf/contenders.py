@@ -77,6 +77,10 @@ class Contender:
             raise NotAvailable(f"{self.name} has no {case.epilogue or case.operation} in one call")
 
 
+# Images and results channels last, filters as every library has them: (O, I, KH, KW).
+NHWC = ("NHWC", "OIHW", "NHWC")
+
+
 class Gemm(Contender):
     """The measured package. `matmul` may be injected, for tests."""
 
@@ -117,7 +121,7 @@ class Gemm(Contender):
         if case.order == "NHWC":
             images = [np.ascontiguousarray(s.a.transpose(0, 2, 3, 1)) for s in sets]
             call = [
-                functools.partial(conv2d, x, s.b, layout="NHWC", **geometry)
+                functools.partial(conv2d, x, s.b, layout=NHWC, **geometry)
                 for x, s in zip(images, sets, strict=True)
             ]
             return Prepared(Timed(call), lambda: np.asarray(call[0]()).transpose(0, 3, 1, 2))
