@@ -1,0 +1,270 @@
+"""A program as the write-back of a team's kernel (gemm/team.py): a group's tile goes through it.
+
+The tile reaches shared memory 128 bytes of every row at a time. Columns go to lanes, so that
+neighbouring lanes touch neighbouring elements of memory, and rows follow one another:
+
+        lanes ->    +---+---+---+-     for each chunk of 128 bytes of columns
+        rows        | v |   |   |        for each column v of this lane
+                    +---+---+---+-         for each row h that this warp of lanes holds
+                                             acc -> program -> stores, values of partials
+
+Partials keep the order of gemm/epilogues/write_back.py, and so its bits: along a row, 16 chains
+by column number, in shared memory; lanes that feed the same chain take turns. Down a column, one
+chain in the order of the rows, which a lane walks after all of the group have left their values.
+"""
+
+from __future__ import annotations
+
+from gemm.microkernels import cooperative, mathematics
+from gemm.microkernels.cooperative import ROW, TeamTile
+from gemm.microkernels.dtypes import TileShape, uint8
+from gemm.microkernels.mathematics import keep_largest, make_log
+
+from .program import Operand, Output, Program
+from .write_back import (
+    CHAINS,
+    COMBINE,
+    Writer,
+    _literal,
+    _load_scalar,
+    _partial_value,
+    _prepare,
+    _prepare_output,
+    _stored,
+    identity,
+    make_join,
+    make_row_partial,
+    put_origin,
+)
+
+
+def room_for(program: Program, kind: str, rows: int) -> int:
+    """Bytes of shared memory that partials of this kind need for a tile of so many rows."""
+    if kind == "row":
+        sizes = [_state_bytes(o) for o in program.outputs if o.kind == "row"]
+        return sum(sizes) * rows
+    return sum(o.kind == "column" for o in program.outputs) * rows * ROW
+
+
+def _state_bytes(output: Output) -> int:
+    return (2 if output.combine == "log_sum_exp" else 1) * CHAINS * output.dtype.size
+
+
+def illegal(tile: TeamTile, program: Program) -> str:
+    """Why the program does not run on this tile; empty when it does."""
+    if program.acc is not tile.dtype:
+        return f"a program of a {program.acc} product on a tile of {tile.dtype}"
+    if program.pack_a or program.pack_b:
+        return "programs that change an operand while it is packed run on the CPU"
+    if program.float_type.size > tile.dtype.size:
+        return f"{program.float_type} values behind a {tile.dtype} product"
+    return ""
+
+
+def source(tile: TeamTile, program: Program) -> tuple[str, dict[str, object]]:
+    """(text of the hook `write_back`, the names it uses).
+
+    write_back(t, room, state, below, m, n, row, column, batch, extra): tile t, of which m x n
+    (either may be <= 0) lie in the matrix, its first element at (row, column) of matrix `batch`;
+    room, state, below: shared memory of this group for the tile, for partials along rows and for
+    values on their way down; extra: the table of operands.
+    """
+    width = min(ROW // tile.dtype.size, tile.columns)
+    w = Writer(TileShape(tile.rows, width, 1, program.acc), program)
+    w.scope |= {word.__name__: word for word in cooperative.WORDS}
+    w.scope |= {"TILE": tile, "BYTES": uint8}
+    across = width // w.per
+    w.put(0, "def write_back(t, room, state, below, m, n, row, column, batch, extra):")
+    w.put(1, "if m > 0 and n > 0:")
+    w.put(2, "run(t, room, state, below, m, n, row, column, batch, extra)")
+    w.put(0, "def run(t, room, state, below, m, n, row, column, batch, extra):")
+    put_origin(w)
+    w.put(1, "index = ramp(1, I)")
+    w.put(1, "zero = to_float(index, F)" if program.acc.kind != "c" else "zero = index")
+    w.put(1, f"wide = n // {w.per}")
+    w.put(1, f"before = column // {w.per}")
+    for i, operand in enumerate(program.operands):
+        if i in w.used:
+            _prepare(w, i, operand)
+    _prepare_outputs(w, tile)
+    # Alone, a program takes all columns and rows; lanes share them.
+    w.put(1, f"own = lane() - quotient(lane(), {across}) * {across}")
+    w.put(1, f"for chunk in range({tile.columns // width}):")
+    w.put(2, "team_spill(TILE, t, room, chunk)")
+    w.put(2, f"for v in range(own, {across}, min(lanes(), {across})):")
+    w.put(3, f"j = chunk * {across} + v")
+    w.put(3, "place = before + j")
+    w.put(3, "near = min(j, wide - 1)")
+    for i, operand in enumerate(program.operands):
+        if i in w.used and operand.kind == "row":
+            _load_one(w, 3, i, operand, f"p{i}", "near")
+    w.put(3, f"first = quotient(lane(), {across})")
+    w.put(3, f"for h in range(first, rows_held(TILE), max(1, quotient(lanes(), {across}))):")
+    w.put(4, "i = row_of(TILE, h)")
+    partials = [(o, x) for o, x in enumerate(program.outputs) if x.kind != "tile"]
+    for o, output in partials:
+        none = identity(output.combine, output.dtype)
+        text = _literal(none, w) if isinstance(none, float) else str(none)
+        w.put(4, f"k{o} = fill({'zero' if output.dtype.kind == 'f' else 'index'}, {text})")
+    w.put(4, "if i < m and j < wide:")
+    _elements(w, 5)
+    for o, output in partials:
+        w.put(5, f"k{o} = {_partial_value(w, output)}")
+    for o, output in partials:
+        if output.kind == "row":
+            _row_turns(w, o, output, across)
+        else:
+            w.put(4, f"store_lanes(shift(b{o}, i * {ROW} + v * {output.dtype.size}), k{o}, 1)")
+    columns = [(o, output) for o, output in partials if output.kind == "column"]
+    if columns:
+        w.put(2, "group_sync()")
+        w.put(2, f"for v in range(group_lane(), {across}, group_lanes()):")
+        w.put(3, f"j = chunk * {across} + v")
+        w.put(3, "place = before + j")
+        w.put(3, "if j < wide:")
+        for o, output in columns:
+            (_column_sums if output.combine == "log_sum_exp" else _column_chain)(
+                w, o, output, tile.rows
+            )
+        w.put(2, "group_sync()")
+    return "\n".join(w.lines) + "\n", w.scope
+
+
+def _prepare_outputs(w: Writer, tile: TeamTile) -> None:
+    state = below = 0
+    for o, output in enumerate(w.program.outputs):
+        _prepare_output(w, o, output, False)
+        kind = w.name("D", output.dtype)
+        if output.kind == "row":
+            w.put(1, f"s{o} = recast(shift(state, {state}), {kind})")
+            state += _state_bytes(output) * tile.rows
+        elif output.kind == "column":
+            w.put(1, f"b{o} = recast(shift(below, {below}), {kind})")
+            w.put(1, f"height{o} = table_integer(extra, 0)")
+            below += tile.rows * ROW
+
+
+def _load_one(w: Writer, depth: int, i: int, operand: Operand, p: str, at: str) -> None:
+    """The value or the pair of one column of an operand."""
+    step = str(operand.dtype.size) if operand.unit else f"c{i}"
+    for part in range(operand.each):
+        where = f"shift({p}, ({at} * {operand.each} + {part}) * {step})"
+        w.put(depth, f"x{i}_{part} = load_lanes({where}, 1, 1)")
+
+
+def _elements(w: Writer, depth: int) -> None:
+    """One element, or pair: loads, the program, tile outputs."""
+    program = w.program
+    for part in range(w.per):
+        at = f"spilled(TILE, room, h, v * {w.per} + {part})"
+        w.put(depth, f"acc{part} = load_lanes({at}, 1, 1)")
+    w.put(depth, "sample = acc0" if program.acc.kind in "fc" else "sample = to_float(acc0, F)")
+    for i, operand in enumerate(program.operands):
+        if i in w.used and operand.kind == "column":
+            _load_scalar(w, depth, i, operand, f"shift(p{i}, i * r{i})")
+        elif i in w.used and operand.kind == "tile":
+            _load_one(w, depth, i, operand, f"shift(p{i}, i * r{i})", "j")
+    w.put_nodes(depth)
+    for o, output in enumerate(program.outputs):
+        if output.kind == "tile":
+            step = str(output.dtype.size) if output.unit else f"qc{o}"
+            for part, node in enumerate(output.nodes):
+                at = f"(j * {len(output.nodes)} + {part}) * {step}"
+                value = _stored(w, node, output.dtype)
+                w.put(depth, f"store_lanes(shift(q{o}, i * qr{o} + {at}), {value}, 1)")
+
+
+def _row_turns(w: Writer, o: int, output: Output, across: int) -> None:
+    """The value of this column joins its chain; a chain's columns in ascending order."""
+    begin, update, finish = make_row_partial(output.combine, output.dtype, 1)
+    w.scope |= {f"begin{o}": begin, f"update{o}": update, f"finish{o}": finish}
+    block = output.block
+    w.put(4, f"state{o} = shift(s{o}, i * {_state_bytes(output)})")
+    if block:
+        w.put(4, f"number = quotient(place, {block})")
+        w.put(4, f"inside = place - number * {block}")
+        ends = f"inside + 1 == {block} or place + 1 == width{o}"
+    else:
+        w.put(4, "number = 0")
+        w.put(4, "inside = place")
+        ends = f"place + 1 == width{o}"
+    w.put(4, "here = i < m and j < wide")
+    w.put(4, f"for turn in range({max(1, across // CHAINS)}):")
+    w.put(5, f"mine = here and quotient(v, {CHAINS}) == turn")
+    w.put(5, "if mine and inside == 0:")
+    w.put(6, f"begin{o}(state{o}, k{o})")
+    w.put(5, "lanes_sync()")
+    w.put(5, "if mine:")
+    chain = f"inside - quotient(inside, {CHAINS}) * {CHAINS}"
+    w.put(6, f"update{o}(state{o}, {chain}, k{o})")
+    w.put(5, "lanes_sync()")
+    w.put(5, f"if mine and ({ends}):")
+    to = f"shift(q{o}, (row + i) * qr{o} + number * qc{o})"
+    w.put(6, f"store_lanes({to}, finish{o}(state{o}), 1)")
+    w.put(5, "lanes_sync()")
+
+
+def _blocks_down(w: Writer, o: int, output: Output, depth: int) -> tuple[str, str, str]:
+    """(block of row i, its row inside, whether it ends with row i), as text."""
+    last = f"row + i + 1 == height{o}"
+    if not output.block:
+        return "0", "row + i", last
+    w.put(depth, f"number = quotient(row + i, {output.block})")
+    inside = f"(row + i - number * {output.block})"
+    return "number", inside, f"{inside} + 1 == {output.block} or {last}"
+
+
+def _column_chain(w: Writer, o: int, output: Output, rows: int) -> None:
+    size = output.dtype.size
+    w.scope[f"join{o}"] = COMBINE[output.combine]
+    none = identity(output.combine, output.dtype)
+    text = _literal(none, w) if isinstance(none, float) else str(none)
+    nothing = f"fill({'zero' if output.dtype.kind == 'f' else 'index'}, {text})"
+    start = f"quotient(row, {output.block})" if output.block else "0"
+    first = f"row - {start} * {output.block}" if output.block else "row"
+    w.put(4, f"total = {nothing}")
+    w.put(4, f"if {first} > 0:")
+    w.put(5, f"total = load_lanes(shift(q{o}, {start} * qr{o} + place * {size}), 1, 1)")
+    w.put(4, f"for i in range(min(m, {rows})):")
+    number, inside, ends = _blocks_down(w, o, output, 5)
+    w.put(5, f"if {inside} == 0:")
+    w.put(6, f"total = {nothing}")
+    w.put(5, f"x = load_lanes(shift(b{o}, i * {ROW} + v * {size}), 1, 1)")
+    w.put(5, f"total = join{o}(total, x)")
+    # What has not ended rests in the output until the rows below come.
+    w.put(5, f"if {ends} or i + 1 == min(m, {rows}):")
+    w.put(6, f"store_lanes(shift(q{o}, {number} * qr{o} + place * {size}), total, 1)")
+
+
+def _column_sums(w: Writer, o: int, output: Output, rows: int) -> None:
+    """An online log-sum-exp; its maximum and sum rest in the table's state."""
+    size = output.dtype.size
+    _, w.scope[f"grow{o}"] = make_join(output.dtype)
+    w.scope |= {f"log{o}": make_log(output.dtype), "keep_largest": keep_largest}
+    w.scope["INFINITY"] = mathematics.INFINITY
+    start = f"quotient(row, {output.block}) * {output.block}" if output.block else "0"
+    w.put(4, "top = fill(zero, -INFINITY)")
+    w.put(4, "total = fill(zero, 0.0)")
+    w.put(4, f"if row - {start} > 0:")
+    w.put(5, f"top = load_lanes(shift(s{o}, place * {size}), 1, 1)")
+    w.put(5, f"total = load_lanes(shift(sums{o}, place * {size}), 1, 1)")
+    w.put(4, f"for i in range(min(m, {rows})):")
+    number, inside, ends = _blocks_down(w, o, output, 5)
+    w.put(5, f"if {inside} == 0:")
+    w.put(6, "top = fill(zero, -INFINITY)")
+    w.put(6, "total = fill(zero, 0.0)")
+    w.put(5, f"x = load_lanes(shift(b{o}, i * {ROW} + v * {size}), 1, 1)")
+    w.put(5, f"total = grow{o}(top, total, x)")
+    w.put(5, "top = keep_largest(top, x)")
+    w.put(5, f"if {ends}:")
+    to = f"shift(q{o}, {number} * qr{o} + place * {size})"
+    w.put(6, f"store_lanes({to}, add(top, log{o}(total)), 1)")
+    w.put(4, f"store_lanes(shift(s{o}, place * {size}), top, 1)")
+    w.put(4, f"store_lanes(shift(sums{o}, place * {size}), total, 1)")
+
+
+def make_team_write_back(tile: TeamTile, program: Program):
+    """The hook of `source` as a function."""
+    text, scope = source(tile, program)
+    exec(compile(text, "<epilogue>", "exec"), scope)
+    return scope["write_back"]

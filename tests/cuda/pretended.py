@@ -1,0 +1,163 @@
+"""A device that runs team kernels as plain Python, on host memory, and counts its launches."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import numpy as np
+
+from gemm.backends.cuda import arrays
+from gemm.backends.cuda.targets import TARGETS
+from gemm.microkernels.arithmetic import Table
+from gemm.microkernels.cooperative import Box, Grid
+from gemm.microkernels.dtypes import DTYPES, int64
+from gemm.microkernels.vocabulary import Pointer, storage
+from gemm.team import TeamPlan
+
+
+class Array:
+    """Host memory that passes for an array in device memory."""
+
+    def __init__(self, values: np.ndarray, on: Device):
+        self.values, self.dtype = values, DTYPES[values.dtype.name]
+        self.shape, self.strides = values.shape, values.strides
+        self.address = on.address_of(values)
+
+
+class Cell(int):
+    """A slot of a table: an integer, and the memory that it is the address of."""
+
+    on: Device
+
+    @property
+    def memory(self):
+        return self.on.pointer(int(self), None).memory
+
+    @property
+    def offset(self):
+        return self.on.pointer(int(self), None).offset
+
+
+class Device:
+    """What gemm/device.py asks of a device; addresses are made up, each array far from the next."""
+
+    units, index = 1, 0
+
+    def __init__(self, target: str):
+        self.target = TARGETS[target]
+        self.memories: list[tuple[int, np.ndarray]] = []
+        self.boxes: list = []
+        self.launched: list = []
+        self.free_from = 1 << 20
+
+    def address_of(self, values: np.ndarray) -> int:
+        base = values
+        while isinstance(base.base, np.ndarray):
+            base = base.base
+        whole = base.reshape(-1).view(np.uint8)
+        inside = values.__array_interface__["data"][0] - whole.__array_interface__["data"][0]
+        for start, memory in self.memories:
+            if memory.__array_interface__["data"][0] == whole.__array_interface__["data"][0]:
+                return start + inside
+        start, self.free_from = self.free_from, self.free_from + (len(whole) + 8191) // 4096 * 4096
+        self.memories.append((start, whole))
+        return start + inside
+
+    def pointer(self, address: int, dtype) -> Pointer:
+        for start, memory in self.memories:
+            if start <= address <= start + len(memory):
+                return Pointer(memory, address - start, dtype)
+        raise IndexError(f"address {address} is nobody's")
+
+    def allocate(self, nbytes: int, stream: int) -> int:
+        return self.address_of(np.full(nbytes, 0xFF, np.uint8))
+
+    def free(self, address: int, stream: int) -> None:
+        pass
+
+    def box_map(self, address, kind, extents, steps, box, swizzled) -> bytes:
+        self.boxes.append((address, extents, steps, box, swizzled))
+        return (len(self.boxes) - 1).to_bytes(128, "little")
+
+    def box(self, raw: bytes, dtype) -> Box | None:
+        number = int.from_bytes(raw, "little")
+        address, extents, steps, box, swizzled = self.boxes[number]
+        p = self.pointer(address, dtype)
+        flat = p.memory[p.offset :]
+        kind = np.dtype(storage(dtype))
+        strides = (*reversed(steps), kind.itemsize)
+        last = sum((e - 1) * s for e, s in zip(reversed(extents), strides, strict=True))
+        assert last + kind.itemsize <= len(flat), "a box reaches beyond its array"
+        first = np.frombuffer(flat.data, kind, 1)
+        seen = np.lib.stride_tricks.as_strided(first, tuple(reversed(extents)), strides)
+        return Box(seen, box, swizzled)
+
+    def run(self, plan, grid: int, build, arguments) -> None:
+        kernel, kinds = build(plan)
+        values, element = [], iter((plan.a, plan.b, plan.out) if hasattr(plan, "a") else ())
+        assert len(kinds) == len(arguments)
+        for i, (kind, x) in enumerate(zip(kinds, arguments, strict=True)):
+            if isinstance(kind, str) and kind.startswith("box"):
+                dtype = next(element)
+                values.append(self.box(x, dtype) if i < 2 else None)
+            elif isinstance(kind, str) and kind.startswith("table"):
+                assert len(x) == int(kind.removeprefix("table"))
+                table = np.frombuffer(x, np.int64)
+                values.append(self.table(table) if plan_table(plan, kinds, i) else
+                              Pointer(table.copy().view(np.uint8), 0, int64))  # fmt: skip
+            elif isinstance(kind, str):
+                values.append(x)
+            else:
+                nobody = Pointer(np.empty(0, np.uint8), 0, kind)
+                values.append(self.pointer(x, kind) if x else nobody)
+        groups = 1
+        if isinstance(plan, TeamPlan):
+            groups = plan.groups + (1 if plan.filler_lanes else 0)
+        Grid(grid, groups, plan.peers, patience=60).run(kernel, values, plan.shared_bytes)
+
+    def table(self, slots) -> Table:
+        cell = type("Cell", (Cell,), {"on": self})
+        return Table([cell(x) for x in slots])
+
+
+def plan_table(plan, kinds, i: int) -> bool:
+    """Whether argument i is the program's table and not a batch's."""
+    if not isinstance(plan, TeamPlan) or plan.program is None:
+        return False
+    return i == (6 if plan.filler_lanes else 3)
+
+
+def backend_on(target: str):
+    """A backend, as gemm/device.py uses one, on a new pretended device `.on`."""
+    on = Device(target)
+
+    def view(x):
+        return arrays.View(x.address, x.shape, x.strides, x.dtype, 0, None)
+
+    def glance(a, b):
+        looks = tuple((x.shape, x.strides, x.dtype, x.address & 15, id(on)) for x in (a, b))
+        return a.address, b.address, looks, ()
+
+    def empty(like, shape, dtype):
+        out = np.full(shape, 77).astype(storage(dtype))
+        array = Array(out, on)
+        return array, array.address
+
+    def kernel(device, plan, build):
+        if isinstance(plan, TeamPlan):
+            assert not plan.illegal(), plan.illegal()
+        assert plan.shared_bytes <= device.target.shared
+
+        def bind(grid, *last):
+            def launch(stream, *first):
+                on.launched.append(plan)
+                on.run(plan, grid, build, (*first, *last))
+
+            return launch
+
+        return SimpleNamespace(bind=bind)
+
+    return SimpleNamespace(
+        view=view, glance=glance, empty=empty, kernel=kernel, on=on, device=lambda index: on,
+        enter=lambda x, device: 0, box_kind=arrays.box_kind,
+    )  # fmt: skip
