@@ -1,7 +1,9 @@
-"""What this machine can do at most: the rate of independent fused multiply-adds, and of copying.
+"""What this machine can do at most: the rate of independent multiply-adds, and of copying.
 
-The loop is compiled by the same path as every kernel and runs from registers only, so a kernel's
-speed as a share of `fma_rate` says how much its loads and stores cost.
+The loop is compiled by the same path as every kernel and does nothing else, so a kernel's speed as
+a share of `fma_rate` says how much its packing, loads and stores cost. Integers and bfloat16 are
+multiplied and added by the best instruction the level has for them: 4 products of bytes a lane, 2
+of 16 bits, else one multiplication and one addition.
 """
 
 from __future__ import annotations
@@ -12,11 +14,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gemm.microkernels.dtypes import DTYPES, DType, TileShape, int64
+from gemm.microkernels.dtypes import DTYPES, UNITS, DType, TileShape, int64
 from gemm.microkernels.selection import VectorUnit
 from gemm.microkernels.vocabulary import (
     load_lanes,
     outer_accumulate,
+    recast,
     shift,
     tile_load,
     tile_multiply_add,
@@ -28,6 +31,7 @@ from .cpu.machine import machine
 from .machines.cpus import CPULevel
 
 UNROLL = 4
+RING = 8  # loop steps after which the second operand of a loop over units repeats
 
 
 def make_chains(shape: TileShape, fused: bool):
@@ -64,15 +68,61 @@ def make_chains(shape: TileShape, fused: bool):
     return chains
 
 
+def make_unit_chains(shape: TileShape, units: tuple[DType, DType]):
+    """sums(data, steps): `steps` x UNROLL multiply-adds of units on every element of a tile.
+
+    data: the tile, a factor for each row (in whole vectors), then RING x UNROLL vectors of the
+    other factor, both in the given units. That operand moves with the step and each row has its own
+    factor, since a compiler does not repeat an integer product that it knows: one load for all
+    rows of a step is the price, and load ports are idle otherwise.
+    """
+    dtype = shape.dtype
+    size = dtype.size
+    row = shape.columns * size
+    lanes, rows = shape.lanes, shape.rows
+    factors = -(-rows // shape.columns)
+    first, second = units
+
+    def sums(data, steps):
+        t = tile_load(shape, data, row, rows, lanes)
+        a = recast(shift(data, rows * row), first)
+        ring = recast(shift(data, (rows + factors) * row), second)
+        for step in range(steps):
+            b = shift(ring, (step & (RING - 1)) * (UNROLL * row))
+            for i in range(UNROLL):
+                t = outer_accumulate(t, a, size, shift(b, i * row), lanes)
+        tile_store(data, row, t, rows, lanes)
+
+    sums.label = f"ceiling {units[0]} {units[1]}"  # type: ignore[attr-defined]
+    return sums
+
+
 @dataclass(frozen=True)
 class ChainsSpec:
-    """The ceiling loop as a kernel of the cache."""
+    """The ceiling loop as a kernel of the cache. units: of the two operands, or plain floats."""
 
     tile: TileShape
     fused: bool
+    units: tuple[DType, DType] | None = None
 
     def build(self):
-        return make_chains(self.tile, self.fused), (self.tile.dtype, "integer")
+        arguments = self.tile.dtype, "integer"
+        if self.units is not None:
+            return make_unit_chains(self.tile, self.units), arguments
+        return make_chains(self.tile, self.fused), arguments
+
+    @property
+    def operations(self) -> int:
+        """Multiplications and additions of one step."""
+        group = 1 if self.units is None else self.units[0].group
+        return 2 * group * self.tile.rows * self.tile.columns * UNROLL
+
+    @property
+    def vectors(self) -> int:
+        """Vectors of operands behind the tile."""
+        if self.units is None:
+            return 2
+        return -(-self.tile.rows // self.tile.columns) + RING * UNROLL
 
 
 def chains_of(unit: VectorUnit, dtype: DType) -> TileShape:
@@ -81,44 +131,77 @@ def chains_of(unit: VectorUnit, dtype: DType) -> TileShape:
     return TileShape(min(wanted, unit.registers - 3), 1, unit.lanes(dtype), dtype)
 
 
+def unit_chains_of(unit: VectorUnit, dtype: DType) -> TileShape:
+    """As chains_of where each row has a factor of its own, in a register, too."""
+    free = unit.registers - 2 - unit.temporaries
+    return TileShape(min(2 * unit.latency * unit.ports, free // 2), 1, unit.lanes(dtype), dtype)
+
+
+def units_of(level: CPULevel, dtype: DType) -> tuple[DType, DType] | None:
+    """The largest group of k that holds `dtype`'s values and that the level multiplies at once.
+
+    None: plain floats. Integers without such a group are their own units.
+    """
+    groups = [(16, "bfloat16x2", "bfloat16x2")] if dtype.name == "bfloat16" else []
+    if dtype.kind in "iub":
+        groups = [(8, "uint8x4", "int8x4"), (16, "int16x2", "int16x2")]
+    for bits, first, second in groups:
+        if dtype.bits <= bits and second in level.units:
+            return UNITS[first], UNITS[second]
+    return (dtype.computed, dtype.computed) if dtype.kind in "iub" else None
+
+
+def spec_of(level: CPULevel, dtype: DType) -> ChainsSpec:
+    """The loop that measures `dtype`'s ceiling on `level`."""
+    kind, units = dtype.computed.real, units_of(level, dtype)
+    if units is None:
+        return ChainsSpec(chains_of(level.unit, kind), level.fused)
+    return ChainsSpec(unit_chains_of(level.unit, kind), False, units)
+
+
 def fma_rate(
     dtype: str, threads: int = 1, level: str | None = None, seconds: float = 0.03, repeats: int = 5
 ) -> float:
-    """Floating-point operations a second of independent multiply-adds, best of `repeats`.
+    """Multiplications and additions a second of independent multiply-adds, best of `repeats`.
 
-    dtype: name of an element type; narrow floats and complex types are answered by the type
-    their multiply-adds are done in. level: instruction-set level (default: the machine's best).
-    Raises ValueError for an integer type, whose rate depends on the instruction chosen, and for a
-    level this machine has not.
+    dtype: name of an element type. Narrow floats and complex types are answered by the type their
+    multiply-adds are done in; integers, and bfloat16 where pairs of it are multiplied at once, by
+    the best instruction for their width (units_of).
+    level: instruction-set level (default: the machine's best). Raises ValueError for a level this
+    machine has not.
     """
-    kind = DTYPES[dtype].computed.real
-    if kind.kind != "f":
-        raise ValueError(f"{dtype}: the ceiling is measured for floating-point types")
     found = _level(level)
-    spec = ChainsSpec(chains_of(found.unit, kind), found.fused)
+    spec = spec_of(found, DTYPES[dtype])
     entry = kernels.entry(found, spec)
-    works = [_Work(entry, spec.tile) for _ in range(threads)]
+    works = [_Work(entry, spec) for _ in range(threads)]
     steps = 1 << 12
     while works[0].run(steps) < seconds and steps < 1 << 34:
         steps *= 2
-    flops = 2 * spec.tile.rows * spec.tile.columns * UNROLL * steps * threads
+    operations = spec.operations * steps * threads
     best = float("inf")
     with ThreadPoolExecutor(threads) as pool:
         for _ in range(repeats):
             started = time.perf_counter()
             list(pool.map(lambda work: work.run(steps), works))
             best = min(best, time.perf_counter() - started)
-    return flops / best
+    return operations / best
 
 
 class _Work:
     """One thread's operands and its argument table."""
 
-    def __init__(self, entry, tile: TileShape):
+    def __init__(self, entry, spec: ChainsSpec):
         self.entry = entry
-        rows, columns = tile.rows, tile.columns
-        self.data = np.full((rows + 2, columns), 0.5, tile.dtype.name)
-        self.data[:rows] += np.arange(rows)[:, None]
+        rows, columns = spec.tile.rows, spec.tile.columns
+        shape = rows + spec.vectors, columns
+        if spec.units is None:
+            self.data = np.full(shape, 0.5, spec.tile.dtype.name)
+            self.data[:rows] += np.arange(rows)[:, None]
+        else:
+            # Units of 16 bits that are bfloat16 values near 1, too; as integers any will do.
+            values = np.random.default_rng(0).integers(0, 128, shape) * 0x10001 + 0x3F003F00
+            kind = spec.tile.dtype
+            self.data = values.astype(f"i{kind.size}").view(kind.name)
         self.table = np.array([self.data.ctypes.data, 0], int64.name)
 
     def run(self, steps: int) -> float:

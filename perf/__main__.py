@@ -5,8 +5,12 @@ from __future__ import annotations
 import argparse
 import contextlib
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 try:
     import matplotlib  # noqa: F401
@@ -22,11 +26,13 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeEl
 from . import baseline, cases, contenders, gate, machine, readme, selftest, store, tables
 from .inference import Rules
 from .peers import Peers
-from .revisions import BadRevision, builder, repository
+from .revisions import BadRevision, builder, repository, twins
 from .rounds import NotComparable
 
 EPILOG = """exit codes of gate: 0 no regression, 1 confirmed regression, 2 bad use,
-3 not comparable; 130 after Ctrl-C (what was measured until then is shown and kept)"""
+3 not comparable; 130 after Ctrl-C (what was measured until then is shown and kept). peers and
+selftest: 1 when gemm was wrong or crashed, or a promise was broken; selftest: 3 when the gate
+refuses most runs, since the machine is not steady"""
 README_FAMILIES = ("square", "small", "batched", "vector", "resnet50")
 
 
@@ -35,6 +41,8 @@ def _chosen(options: argparse.Namespace) -> list[cases.Case]:
     if options.shape:
         operation = "conv2d" if "*" in options.shape else "matmul"
         extra = " ".join(options.option)
+        if options.threads and "threads=" not in extra:
+            extra += f" threads={options.threads}"
         chosen = cases.parse(
             f"yours {operation} {options.shape} {options.dtype} {extra}", "--shape"
         )
@@ -42,7 +50,14 @@ def _chosen(options: argparse.Namespace) -> list[cases.Case]:
         chosen = cases.read(options.file) if options.file else cases.parse(cases.TABLE)
     if options.tiny:
         chosen = list({case.tiny().name: case.tiny() for case in chosen}.values())
-    threads = [int(t) for t in options.threads.split(",")] if options.threads else []
+    try:
+        threads = [int(t) for t in options.threads.split(",")] if options.threads else []
+    except ValueError:
+        raise cases.CaseError(f"--threads {options.threads!r} is not like 1 or 1,2") from None
+    families = list(dict.fromkeys(case.family for case in chosen))
+    unknown = [name for name in options.family if name not in families]
+    if unknown:
+        raise cases.CaseError(f"family {unknown[0]!r} is none of {', '.join(families)}")
     chosen = cases.select(chosen, options.family, options.match, threads)
     if not chosen:
         raise cases.CaseError("no case is left: see python -m gemm.perf cases")
@@ -71,12 +86,15 @@ def _peers(console: Console, options: argparse.Namespace) -> int:
         readme.require_markers(options.readme)
     names = tuple(c.name for c in contenders.ALL)
     if options.against:
-        unknown = set(options.against) - set(names)
+        wanted = {name.lower() for name in options.against}
+        unknown = wanted - {name.lower() for name in names}
         if unknown:
             raise cases.CaseError(
                 f"peer {', '.join(sorted(unknown))} is none of {', '.join(names)}"
             )
-        names = ("gemm", *(n for n in names if n in options.against))
+        names = ("gemm", *(n for n in names if n.lower() in wanted and n != "gemm"))
+    if options.rounds < 5:
+        raise cases.CaseError(f"--rounds {options.rounds}: an interval needs at least 5")
     # A tiny run shows that everything works; its figures mean nothing.
     quick = {"rounds": 5, "seconds": 0.001} if options.tiny else {"rounds": options.rounds}
     with _progress(console, len(chosen)) as told:
@@ -98,12 +116,17 @@ def _peers(console: Console, options: argparse.Namespace) -> int:
     if options.readme:
         readme.rewrite(options.readme, result)
         console.print(f"rewritten: the table in {options.readme}")
-    return 0
+    broken = run.broken()
+    for name, reason in broken:
+        console.print(f"[bold red]broken:[/bold red] {name}: {reason}", highlight=False)
+    return int(bool(broken))
 
 
 def _gate(console: Console, options: argparse.Namespace) -> int:
     if bool(options.base) == bool(options.baseline):
         raise BadRevision("give either BASE or --baseline FILE")
+    if options.drift_limit <= 0:
+        raise BadRevision(f"--drift-limit {options.drift_limit} is not above 0")
     if options.update and not options.baseline:
         raise BadRevision("--update belongs to --baseline FILE")
     chosen = _chosen(options)
@@ -137,7 +160,6 @@ def _gate(console: Console, options: argparse.Namespace) -> int:
             chosen,
             rules,
             options.contender,
-            seconds=0.001 if options.tiny else 0.004,
             told=told,
             drift_limit=options.drift_limit,
         )
@@ -167,18 +189,56 @@ def _gate(console: Console, options: argparse.Namespace) -> int:
 
 
 def _selftest(console: Console, options: argparse.Namespace) -> int:
-    runs = options.runs if options.runs is not None else 2 if options.short else 100
-    findings = selftest.simulated(10_000, 200 if options.short else 1_000)
+    runs = options.runs if options.runs is not None else 1 if options.short else 100
+    if runs < 0 or options.minutes < 0:
+        raise ValueError(f"--runs {runs} --minutes {options.minutes}: neither may be negative")
+    done: list[dict] = []
+    if options.resume and Path(options.resume).exists():
+        stored = store.read(options.resume, "selftest")
+        selftest.require_same(stored)
+        done = stored["runs"]
+    interrupted = False
     if runs:
-        with builder(repository()) as build, _progress(console, None) as told:
-            side = build("", "head")
-            other = build("", "base")
-            findings += selftest.real([other, side], runs, options.contender, told)
+        try:
+            _real_runs(console, options, runs, done)
+        except KeyboardInterrupt:
+            interrupted = True
+    findings = selftest.findings(done) if runs else []
+    finished = selftest.complete(done, runs)
+    if finished and not interrupted:
+        findings += selftest.simulated(10_000, 200 if options.short else 1_000)
     console.print(machine.summary(machine.facts()), soft_wrap=True)
     for one in findings:
-        mark = "holds" if one.holds else "FAILS"
+        mark = "no run yet" if not one.of else "holds" if one.holds else "FAILS"
         console.print(f"{one.what}: {one.count} of {one.of} (demanded {one.demand}): {mark}")
-    return 0 if all(one.holds for one in findings) else 1
+    if not finished:
+        more = f": --resume {options.resume} goes on" if options.resume else ""
+        console.print(f"not all of {runs} + {runs} comparable runs are done{more}")
+    if interrupted:
+        return gate.INTERRUPTED
+    if not all(one.holds for one in findings):
+        return 1
+    return gate.NOT_COMPARABLE if selftest.hopeless(done, runs) else 0
+
+
+def _real_runs(console: Console, options: argparse.Namespace, runs: int, done: list[dict]) -> None:
+    """Adds real runs to `done`, and to the file of --resume after each."""
+    root, known = repository(), machine.facts()
+    state = {"kind": "selftest", "machine": known, "rules": asdict(selftest.SHORT_RULES)}
+
+    def keep(all_runs: list[dict]) -> None:
+        if options.resume:
+            store.write(options.resume, {**state, "runs": all_runs})
+
+    with ExitStack() as stack:
+        folder = Path(f"{options.resume}.sides")
+        if not options.resume:
+            folder = Path(stack.enter_context(TemporaryDirectory(prefix="gemm-gate-"))) / "sides"
+        told = stack.enter_context(_progress(console, None))
+        told("building")
+        sides = twins(root, folder)
+        until = time.monotonic() + 60 * options.minutes
+        selftest.real(sides, runs, options.contender, told, done=done, until=until, keep=keep)
 
 
 def _cases(console: Console, options: argparse.Namespace) -> int:
@@ -238,7 +298,11 @@ def _parser() -> argparse.ArgumentParser:
     one.add_argument("--contender", default="gemm", help=argparse.SUPPRESS)
     one = command("selftest", _selftest, "does the gate keep its promises here?", select=False)
     one.add_argument("--runs", type=int, help="real runs of each kind (100; 0: simulated only)")
-    one.add_argument("--short", action="store_true", help="for CI: 2 real runs")
+    one.add_argument("--short", action="store_true", help="for CI: 1 real run of each kind")
+    one.add_argument("--resume", nargs="?", const="results/selftest.json", metavar="FILE",
+                     help="keep the runs there, go on with those that are there")  # fmt: skip
+    one.add_argument("--minutes", type=float, default=float("inf"),
+                     help="begin no further run after this time")  # fmt: skip
     one.add_argument("--contender", default="gemm", help="gemm or a peer's name")
     command("cases", _cases, "print the cases")
     one = command("report", _report, "draw a stored peers result again", select=False)

@@ -29,15 +29,10 @@ def set_threads(threads: int) -> None:
     rules.threads_as_stated(threads, pools)
 
 
-def operand_sets(case: Case) -> list[operands.Operands]:
-    """Operand sets of the case, as many as its `cache` option needs."""
+def operand_sets(case: Case, place: int | None = None) -> list[operands.Operands]:
+    """Operand sets of the case, as many as its `cache` option needs; `place` as operands.make."""
     cache = machine.last_level_cache()
-    first = operands.make(case)
-    sets = [first]
-    for _ in range(1, operands.sets_needed(case, cache)):
-        # rotation needs other memory, not other values, and copying is quicker than drawing
-        out = None if first.out is None else np.zeros_like(first.out)
-        sets.append(operands.Operands(first.a.copy("K"), first.b.copy("K"), out))
+    sets = operands.make(case, operands.sets_needed(case, cache), place=place)
     rules.rotated(case.cache, case.bytes, len(sets), cache)
     return sets
 

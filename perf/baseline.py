@@ -11,11 +11,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from . import machine, store
+from . import inference, machine, store
 from .cases import Case, parse
-from .gate import Gate
+from .gate import Gate, log_ratios
 from .revisions import BadRevision, Side
-from .rounds import NotComparable, differences, drift
+from .rounds import NotComparable, Record, differences, drift
 
 
 def read(path: str | Path) -> dict[str, Any]:
@@ -61,26 +61,35 @@ def compare(gate: Gate, found: dict[str, Any], build: Callable[[str, str], Side]
     with gate.judging():
         require_comparable(found)
         for record in gate.records:
-            record.number = entries[record.case.name]["number"]
+            entry = entries[record.case.name]
+            record.number, record.samples = entry["number"], len(entry["samples"][0])
         gate.screen()
         moved = drift([*found["calibration"], *gate.rounds.calibration])
-        if moved > gate.drift_limit:
+        limit = gate.drift_limit / 2  # nothing cancels between samples of two days
+        if moved > limit:
             raise NotComparable(
                 f"the calibration loop moved by {100 * moved:.0f} % since the baseline "
-                f"(limit {100 * gate.drift_limit:.0f} %)"
+                f"(limit {100 * limit:.0f} %)"
             )
         for record in gate.records:
             if "screening" in record.phases:
                 record.phases["screening"]["base"] = entries[record.case.name]["samples"]
-        suspects = gate.candidates()
+        suspects = [record for record in gate.records if _suspect(record, gate)]
         if suspects:
             try:
                 base = build(found["commit"], "base")
             except BadRevision as error:
                 raise NotComparable(f"suspects cannot be confirmed: {error}") from None
             gate.rounds.sides = gate.sides = [base, *gate.sides]
+            for record in suspects:
+                record.checked = False  # base has yet to show its results
         gate.confirm(suspects)
     return gate.code
+
+
+def _suspect(record: Record, gate: Gate) -> bool:
+    ratios = log_ratios(record, "screening")
+    return ratios is not None and bool(inference.is_suspect(ratios, gate.rules))
 
 
 def write(path: str | Path, gate: Gate) -> None:

@@ -14,8 +14,8 @@ options
     ``threads=1``, ``batch=1``, ``layout=NN`` (``T`` = transposed operand, ``S`` = every second
     element of a wider array, ``R`` = rows reversed), ``out=yes|no`` (result array given),
     ``cache=hot|memory`` (operands reused, or rotated so that they come from memory),
-    ``epilogue=NAME``, ``device=cpu|cuda``; conv2d: ``stride``, ``padding``, ``groups``,
-    ``order=NCHW|NHWC``.
+    ``epilogue=bias|relu|gelu|silu``, ``device=cpu|cuda``; conv2d: ``stride``, ``padding``,
+    ``groups``, ``order=NCHW|NHWC``.
 """
 
 from __future__ import annotations
@@ -82,6 +82,7 @@ CHOICES = {
     "cache": {"hot", "memory"},
     "device": {"cpu", "cuda"},
     "order": {"NCHW", "NHWC"},
+    "epilogue": {"bias", "relu", "gelu", "silu"},
 }
 NUMBERS = ("threads", "batch", "stride", "padding", "groups")
 
@@ -117,7 +118,7 @@ class Case:
         """The options that differ from their defaults."""
         return {
             key: getattr(self, key)
-            for key in (*NUMBERS, *CHOICES, "epilogue")
+            for key in (*NUMBERS, *CHOICES)
             if getattr(self, key) != getattr(Case, key)
         }
 
@@ -126,6 +127,11 @@ class Case:
         """The dtype field as it is written in the table."""
         operands = self.a if self.a == self.b else f"{self.a}*{self.b}"
         return operands if self.c == self.a else f"{operands}->{self.c}"
+
+    @property
+    def widest(self) -> str:
+        """The operands' wider type, whose multiply-adds bound the case's speed."""
+        return max((self.a, self.b), key=lambda name: ITEMSIZE[name])
 
     @property
     def size(self) -> str:
@@ -230,14 +236,12 @@ def _one(family: str, operation: str, shape: str, dtype: str, options: dict[str,
             if not value.isdigit() or (int(value) < 1 and key != "padding"):
                 raise CaseError(f"{key}={value} is not a whole number that {key} can be")
             values[key] = int(value)
-        elif key == "epilogue" or value in CHOICES.get(key, ()):
+        elif value in CHOICES.get(key, ()):
             values[key] = value
         elif key in CHOICES:
             raise CaseError(f"{key}={value}: {key} is one of {', '.join(sorted(CHOICES[key]))}")
         else:
-            raise CaseError(
-                f"option {key!r} is none of {', '.join((*NUMBERS, *CHOICES))}, epilogue"
-            )
+            raise CaseError(f"option {key!r} is none of {', '.join((*NUMBERS, *CHOICES))}")
     case = Case(family, operation, _shape(operation, shape), *_dtypes(dtype), **values)  # type: ignore[arg-type]
     if operation == "conv2d":
         c, o = case.shape[1], case.shape[4]

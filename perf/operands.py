@@ -1,4 +1,8 @@
-"""Random operands of a case as NumPy arrays, in the case's layout, and how many sets to rotate."""
+"""Random operands of a case as NumPy arrays, in the case's layout, and how many sets to rotate.
+
+Where an operand begins in its page can move a kernel's time by tens of per cent (128 x 128 float64:
+62 or 82 us). So a gate draws these places anew in each round, the same for both sides.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +14,7 @@ from numpy.typing import NDArray
 from .cases import Case
 
 Array = NDArray
+_PAGE, _LINE = 4096, 64
 
 
 def numpy_dtype(name: str) -> np.dtype:
@@ -35,15 +40,27 @@ def random(rng: np.random.Generator, shape: tuple[int, ...], name: str) -> Array
     return values.astype(dtype)
 
 
-def _laid_out(rng: np.random.Generator, shape: tuple[int, ...], name: str, layout: str) -> Array:
+def _stored(shape: tuple[int, ...], layout: str) -> tuple[int, ...]:
+    """Shape of the array in memory whose view the operand is."""
     *lead, rows, columns = shape
+    return {"T": (*lead, columns, rows), "S": (*lead, rows, 2 * columns)}.get(layout, shape)
+
+
+def _view(stored: Array, layout: str) -> Array:
     if layout == "T":
-        return np.swapaxes(random(rng, (*lead, columns, rows), name), -1, -2)
+        return np.swapaxes(stored, -1, -2)
     if layout == "S":
-        return random(rng, (*lead, rows, 2 * columns), name)[..., ::2]
-    if layout == "R":
-        return random(rng, shape, name)[..., ::-1, :]
-    return random(rng, shape, name)
+        return stored[..., ::2]
+    return stored[..., ::-1, :] if layout == "R" else stored
+
+
+def _placed(array: Array, places: np.random.Generator) -> Array:
+    """A copy of a contiguous array that begins at a cache line of its page drawn from `places`."""
+    memory = np.empty(array.nbytes + 2 * _PAGE, np.uint8)
+    start = -memory.ctypes.data % _PAGE + _LINE * int(places.integers(_PAGE // _LINE))
+    copy = memory[start : start + array.nbytes].view(array.dtype).reshape(array.shape)
+    copy[...] = array
+    return copy
 
 
 @dataclass(frozen=True)
@@ -60,20 +77,36 @@ class Operands:
         return self.a.nbytes + self.b.nbytes + (0 if self.out is None else self.out.nbytes)
 
 
-def make(case: Case, seed: int = 0) -> Operands:
-    """One operand set of `case`; the same seed gives the same values."""
+def make(case: Case, count: int = 1, seed: int = 0, place: int | None = None) -> list[Operands]:
+    """`count` operand sets of `case` with the same values, as `seed` draws them, in other memory.
+
+    place: seed of the places in the page where the arrays begin (None: wherever NumPy puts them).
+    """
     rng = np.random.default_rng(seed)
+    out: Array | None = None
     if case.operation == "conv2d":
         n, c, h, w, o, kh, kw = case.shape
+        layout = "NN"
         a = random(rng, (n, c, h, w), case.a)
         b = random(rng, (o, c // case.groups, kh, kw), case.b)
-        return Operands(a, b, None)
-    m, n, k = case.shape
-    lead = (case.batch,) if case.batch > 1 else ()
-    a = _laid_out(rng, (*lead, m, k), case.a, case.layout[0])
-    b = _laid_out(rng, (*lead, k, n), case.b, case.layout[1])
-    out = np.zeros((*lead, m, n), numpy_dtype(case.c)) if case.out == "yes" else None
-    return Operands(a, b, out)
+    else:
+        m, n, k = case.shape
+        lead = (case.batch,) if case.batch > 1 else ()
+        layout = case.layout
+        a = random(rng, _stored((*lead, m, k), layout[0]), case.a)
+        b = random(rng, _stored((*lead, k, n), layout[1]), case.b)
+        out = np.zeros((*lead, m, n), numpy_dtype(case.c)) if case.out == "yes" else None
+    places = np.random.default_rng(place)
+
+    def one(array: Array) -> Array:
+        return array.copy() if place is None else _placed(array, places)
+
+    return [
+        Operands(
+            _view(one(a), layout[0]), _view(one(b), layout[1]), None if out is None else one(out)
+        )
+        for _ in range(count)
+    ]
 
 
 def sets_needed(case: Case, cache_bytes: int) -> int:

@@ -59,7 +59,7 @@ class Peers:
 
     def _with_threads(self, threads: int, cases: list[Case]) -> None:
         environment = machine.clean_environment(threads, self.extra)
-        dtypes = list(dict.fromkeys(c.a for c in cases if c.device == "cpu"))
+        dtypes = list(dict.fromkeys(c.widest for c in cases if c.device == "cpu"))
         self._ceilings(environment, threads, dtypes)
         worker = Worker(environment)
         try:
@@ -109,6 +109,19 @@ class Peers:
         """The figures of every case measured so far."""
         ceiling = self.ceilings
         return [row(case, got, ceiling.get(str(case.threads), {})) for case, got in self.answers]
+
+    def broken(self) -> list[tuple[str, str]]:
+        """(case, reason) where gemm gave a wrong result or crashed; what it has not is no fault.
+
+        In a tiny run, which asks whether everything works, a CPU case that it has not is one, too.
+        """
+        faults = []
+        for case, answer in self.answers:
+            ours = answer.get(OURS, {})
+            absent = ours.get("kind") == "NotAvailable"
+            if "reason" in ours and (not absent or (self.tiny and case.device == "cpu")):
+                faults.append((case.name, _reason(ours)))
+        return faults
 
     def result(self) -> dict[str, Any]:
         """Everything, raw samples included, ready for JSON."""
@@ -164,7 +177,7 @@ def _shares(case: Case, seconds: float, ceiling: dict[str, Any]) -> dict[str, fl
     shares: dict[str, float] = {}
     if case.device != "cpu" or "fma" not in ceiling:
         return shares
-    fma = ceiling["fma"].get(case.a)
+    fma = ceiling["fma"].get(case.widest)
     if isinstance(fma, float):
         shares["of_fma"] = case.flops / seconds / fma
     if ceiling["bandwidth"]:

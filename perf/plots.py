@@ -26,11 +26,13 @@ _COLOURS = plt.get_cmap("tab10").colors  # type: ignore[attr-defined]
 def roofline(result: dict[str, Any], threads: int) -> Figure | None:
     """gemm's rate against arithmetic intensity under the run's ceilings; None without points."""
     points: dict[str, list[tuple[float, float]]] = {}
+    widest = set()
     for row in result["rows"]:
         ours = row["contenders"].get(OURS, {})
         if row["threads"] == threads and "gflops" in ours and "device=cuda" not in row["case"]:
             point = row["flops"] / row["bytes"], ours["gflops"]
             points.setdefault(row["dtype"], []).append(point)
+            widest.add(parse(row["case"])[0].widest)
     if not points:
         return None
     figure, axes = plt.subplots(figsize=(10, 6), layout="constrained")
@@ -49,12 +51,13 @@ def roofline(result: dict[str, Any], threads: int) -> Figure | None:
         slope = [xs[0] * bandwidth, end * bandwidth]
         label = f"copy bandwidth {bandwidth:.0f} GB/s"
         axes.plot([xs[0], end], slope, color="0.4", lw=1.5, label=label)
-    for rate, names in _roofs(rates, {name.split("->")[0].split("*")[0] for name in points}):
+    for rate, names in _roofs(rates, widest):
         start = rate / bandwidth if bandwidth else xs[0]
         axes.plot([start, xs[1]], [rate, rate], color="0.4", lw=1.2, ls="--")
-        words = f"FMA ceiling {', '.join(names)}: {rate:.0f}"
-        axes.annotate(words, (xs[1], rate), (-4, 3), textcoords="offset points", ha="right",
-                      color="0.3", fontsize=8)  # fmt: skip
+        words = f"multiply-add ceiling {', '.join(names)}: {rate:.0f}"
+        axes.annotate(words, (xs[1], rate), (-4, 4), textcoords="offset points", ha="right",
+                      color="0.3", fontsize=8,
+                      bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.5})  # fmt: skip
     for index, (name, group) in enumerate(sorted(points.items())):
         intensity, seen = zip(*group, strict=True)
         axes.scatter(intensity, seen, s=36, color=_COLOURS[index % len(_COLOURS)],
@@ -89,6 +92,7 @@ def _roofs(rates: dict[str, float], wanted: set[str]) -> list[tuple[float, list[
 def sweep(result: dict[str, Any]) -> Figure | None:
     """Rate against n of square products, a panel for each dtype and thread count; or None."""
     panels: dict[tuple[str, int], dict[str, list[tuple[int, float]]]] = {}
+    widest = {}
     for row in result["rows"]:
         (case,) = parse(row["case"])
         m, n, k = case.shape[:3]
@@ -98,6 +102,7 @@ def sweep(result: dict[str, Any]) -> Figure | None:
         if (case.family == "square") == (case.out == "yes"):  # one point a size
             continue
         panel = panels.setdefault((row["dtype"], case.threads), {})
+        widest[row["dtype"]] = case.widest
         for name, entry in row["contenders"].items():
             if "gflops" in entry:
                 panel.setdefault(name, []).append((n, entry["gflops"]))
@@ -118,9 +123,9 @@ def sweep(result: dict[str, Any]) -> Figure | None:
             ns, rates = zip(*sorted(points), strict=True)
             width = 2.2 if name == OURS else 1.2
             axes.plot(ns, rates, marker="o", ms=3.5, lw=width, color=colours[name], label=name)
-        rate = result["ceilings"].get(str(threads), {}).get("fma", {}).get(dtype)
+        rate = result["ceilings"].get(str(threads), {}).get("fma", {}).get(widest[dtype])
         if isinstance(rate, float):
-            axes.axhline(rate / 1e9, color="0.5", lw=1, ls="--", label="FMA ceiling")
+            axes.axhline(rate / 1e9, color="0.5", lw=1, ls="--", label="multiply-add ceiling")
         sizes = sorted({n for points in panel.values() for n, _ in points})
         axes.set(xscale="log", ylim=(0, None), xlabel="n", ylabel="GFLOP/s")
         axes.set_xticks(sizes, [str(n) for n in sizes], fontsize=8, rotation=45)

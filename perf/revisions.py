@@ -113,6 +113,24 @@ def build(root: Path, revision: str, folder: Path, name: str) -> Side:
     return Side(name, label, commit, site, cache)
 
 
+def twins(root: Path, folder: Path) -> list[Side]:
+    """The working tree installed twice in `folder`, as base and head; what is there is used again.
+
+    A folder of another checkout or from before a change is the caller's to remove.
+    """
+    note = folder / "revision.txt"
+    if not note.exists():
+        shutil.rmtree(folder, ignore_errors=True)
+        sides = [build(root, "", folder, name) for name in ("base", "head")]
+        note.write_text("\n".join([sides[0].commit, sides[0].label]), encoding="utf-8")
+    commit, label = note.read_text(encoding="utf-8").split("\n")
+    folder = folder.resolve()
+    return [
+        Side(name, label, commit, folder / name / "site", folder / name / "cache")
+        for name in ("base", "head")
+    ]
+
+
 @contextmanager
 def builder(root: Path) -> Iterator:
     """A function (revision, name) -> Side whose folders vanish at the end, Ctrl-C included."""

@@ -1,12 +1,16 @@
 """Rounds of interleaved samples: in each, every side is a fresh process and they take turns.
 
-The raw samples of every round are kept; nothing is averaged here.
+A round draws one processor, on which both sides run their one-thread cases, and the places of the
+operands in their pages, the same for both: what another processor's neighbour or another place
+would change is then no difference between the sides. The raw samples are kept; nothing is averaged.
 """
 
 from __future__ import annotations
 
+import os
 import random
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,6 +21,7 @@ from .client import Worker, WorkerDied, WorkerFailed
 from .contenders import NotAvailable
 from .revisions import Side
 
+FEWEST_SAMPLES = 7
 Samples = dict[str, list[list[float]]]  # side name -> rounds -> samples
 
 
@@ -32,12 +37,13 @@ class _SideFailed(RuntimeError):
 
 @dataclass
 class Record:
-    """One case: calls a sample, samples of each side in each phase, or why there are none."""
+    """One case: calls a sample, samples a round, what each side gave in each phase, or why none."""
 
     case: Case
     number: int = 0
+    samples: int = 0
     phases: dict[str, Samples] = field(default_factory=dict)
-    checked: set[str] = field(default_factory=set)
+    checked: bool = False
     reason: str = ""
     lost: bool = False  # works at base, not at head
 
@@ -49,11 +55,15 @@ class Record:
 
 @dataclass
 class Rounds:
-    """Takes rounds of `records` on `sides`. `slowdown` maps case names to a fault put into head."""
+    """Takes rounds of `records` on `sides`. `slowdown` maps case names to a fault put into head.
+
+    A round has `samples` samples of about `seconds` a side and case; fewer where one call takes
+    longer, but never below 7.
+    """
 
     sides: Sequence[Side]
-    samples: int = 7
-    seconds: float = 0.004
+    samples: int = 25
+    seconds: float = 0.001
     contender: str = "gemm"
     slowdown: dict[str, float] = field(default_factory=dict)
     told: Callable[[str], None] = lambda text: None
@@ -61,6 +71,7 @@ class Rounds:
     rng: random.Random = field(default_factory=random.Random)
     _workers: dict[str, Worker] = field(default_factory=dict)
     _threads: int = 1
+    _cpu: int | None = None
     _identity: dict[str, Any] = field(default_factory=dict)
 
     def take(self, records: Iterable[Record], phase: str, rounds: int) -> None:
@@ -92,8 +103,11 @@ class Rounds:
             self._workers[side.name] = worker
         for side in self.sides:
             self._introduce(side, self._ask(side, "hello"))
-        pulse = {side.name: self._ask(side, "calibrate")["seconds"] for side in self._order()}
-        self.calibration.append(pulse)
+        if hasattr(os, "sched_getaffinity"):
+            self._cpu = self.rng.choice(sorted(os.sched_getaffinity(0)))
+        self.calibration.append(
+            {s.name: self._ask(s, "calibrate", cpu=self._cpu)["seconds"] for s in self._order()}
+        )
 
     def _ask(self, side: Side, op: str, **arguments: Any) -> Any:
         try:
@@ -139,22 +153,38 @@ class Rounds:
         record.number = 1
         record.add(phase, got)
 
+    def _check(self, record: Record) -> bool:
+        """The first time: results are checked and kernels compiled, both sides at once."""
+        ask: dict[str, Any] = {"case": record.case.line, "seconds": 0.0, "checked": False}
+        with ThreadPoolExecutor(len(self.sides)) as pool:
+            answers = [pool.submit(self._ask, side, "ready", **ask) for side in self.sides]
+        for side, answer in zip(self.sides, answers, strict=True):
+            if "reason" in answer.result():
+                self._missing(record, side, answer.result()["reason"])
+                return False
+        return True
+
     def _alternate(self, record: Record, phase: str) -> None:
         case = record.case
+        if not record.checked:
+            if not self._check(record):
+                return
+            record.checked = True
+        place = self.rng.randrange(2**31)
+        ask = {"case": case.line, "checked": True, "cpu": self._cpu, "place": place}
         for side in self._order():
-            answer = self._ask(
-                side,
-                "ready",
-                case=case.line,
-                seconds=0.0 if record.number else self.seconds,
-                checked=side.name in record.checked,
-            )
+            answer = self._ask(side, "ready", seconds=0 if record.number else self.seconds, **ask)
             if "reason" in answer:
                 return self._missing(record, side, answer["reason"])
-            record.checked.add(side.name)
-            record.number = record.number or answer["number"]
+            if not record.number:
+                record.number = answer["number"]
+        if not record.samples:
+            (side, *_) = self.sides
+            one = self._ask(side, "sample", case=case.name, number=record.number)["seconds"]
+            fits = round(self.samples * self.seconds / (one * record.number))
+            record.samples = min(self.samples, max(FEWEST_SAMPLES, fits))
         got: dict[str, list[float]] = {side.name: [] for side in self.sides}
-        for _ in range(self.samples):
+        for _ in range(record.samples):
             for side in self._order():
                 slowdown = self.slowdown.get(case.name, 1.0) if side.name == "head" else 1.0
                 answer = self._ask(
@@ -187,10 +217,10 @@ def differences(one: dict[str, Any], other: dict[str, Any]) -> str:
 
 
 def drift(calibration: Sequence[dict[str, float]]) -> float:
-    """How much the machine's pulse moved: 90th over 10th percentile of the rounds, less 1."""
+    """How much the machine's pulse moved: 90th over 10th percentile, less 1."""
     import numpy as np
 
-    pulses = [min(pulse.values()) for pulse in calibration]
+    pulses = [seconds for pulse in calibration for seconds in pulse.values()]
     if not pulses:
         return 0.0
     low, high = np.percentile(pulses, [10, 90])

@@ -59,9 +59,8 @@ def rounds(
     log *= scale[:, None, :, None, None].astype(np.float32)
     # which side comes first is drawn for each pair
     swapped = rng.random(full[:-1], np.float32) < 0.5
-    base = np.where(swapped, log[..., 1], log[..., 0]).min(-1)
-    head = np.where(swapped, log[..., 0], log[..., 1]).min(-1)
-    return (head - base).transpose(0, 2, 1)
+    pairs = (log[..., 1] - log[..., 0]) * np.where(swapped, -1, 1)
+    return np.median(pairs, axis=-1).transpose(0, 2, 1)
 
 
 def gate_runs(

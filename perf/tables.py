@@ -63,8 +63,9 @@ def ceilings(result: dict[str, Any]) -> list[str]:
         for name, rate in found["fma"].items():
             words = f"{rate / 1e9:.0f} GFLOP/s" if isinstance(rate, float) else rate
             said.setdefault(words, []).append(name)
-        rates = "; ".join(f"FMA {', '.join(names)}: {words}" for words, names in said.items())
-        lines.append(f"{threads} thread(s): copy {found['bandwidth'] / 1e9:.1f} GB/s; {rates}")
+        rates = [f"FMA {', '.join(names)}: {words}" for words, names in said.items()]
+        copied = f"copy {found['bandwidth'] / 1e9:.1f} GB/s"
+        lines.append(f"{threads} thread(s): " + "; ".join([copied, *rates]))
     return lines
 
 
@@ -133,7 +134,11 @@ def print_gate(console: Console, result: dict[str, Any]) -> None:
             f"{v['kind']}: {v['sentence']}",
             style=style,
         )
-    console.print(table)
+    if judged:
+        console.print(table)
+    else:
+        measured = sum(bool(c["samples"]) for c in result["cases"])
+        console.print(f"{title}: {measured} cases measured, with nothing to compare")
     for one in result["cases"]:
         if one["reason"]:
             console.print(f"{one['name']}: {one['reason']}", highlight=False)

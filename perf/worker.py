@@ -25,6 +25,7 @@ class Session:
         self._contender = self._known[contender]
         self._prepared: dict[str, contenders.Prepared] = {}
         self._send = send
+        self._cpus = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()
 
     def hello(self) -> dict[str, Any]:
         """Who am I: comparability, and where the measured package came from."""
@@ -40,19 +41,33 @@ class Session:
             "steering": machine.steering_variables(dict(os.environ)),
         }
 
-    def calibrate(self) -> dict[str, Any]:
-        """The machine's pulse."""
+    def calibrate(self, cpu: int | None = None) -> dict[str, Any]:
+        """The machine's pulse, on this processor."""
+        self._pin(cpu)
         return {"seconds": calibration_loop()}
 
-    def ready(self, case: str, seconds: float, checked: bool) -> dict[str, Any]:
+    def _pin(self, cpu: int | None) -> None:
+        if self._cpus:
+            os.sched_setaffinity(0, self._cpus if cpu is None else {cpu})
+
+    def ready(
+        self,
+        case: str,
+        seconds: float,
+        checked: bool,
+        cpu: int | None = None,
+        place: int | None = None,
+    ) -> dict[str, Any]:
         """Make the case of this table line ready, or say why it cannot be measured.
 
         Answers the number of calls that make a sample of about `seconds` (0: not asked). A case
-        whose result was `checked` in an earlier process is not checked again.
+        whose result was `checked` in an earlier process is not checked again. A case of one thread
+        runs on processor `cpu`; `place` as in operands.make.
         """
         (one,) = cases.parse(case)
+        self._pin(cpu if one.threads == 1 else None)
         try:
-            sets = alternate.operand_sets(one)
+            sets = alternate.operand_sets(one, place)
             made = alternate.ready(self._contender, one, sets, checked)
             number = made.timed.number_for(seconds) if seconds else 0
         except (contenders.NotAvailable, reference.WrongResult, rules.RuleBroken) as error:
@@ -69,7 +84,10 @@ class Session:
         (one,) = cases.parse(case)
         chosen = [self._known[name] for name in names]
         told = lambda name: self._send({"event": name})  # noqa: E731
-        return alternate.compare(one, chosen, told=told, **options)
+        try:
+            return alternate.compare(one, chosen, told=told, **options)
+        except MemoryError as error:  # the operands': no contender is at fault
+            return {names[0]: {"reason": str(error), "kind": "NotAvailable"}}
 
     def ceilings(self, dtypes: list[str], threads: int, tiny: bool) -> dict[str, Any]:
         """Bandwidth and FMA rate."""

@@ -37,16 +37,16 @@ class FakeWorker:
         identity = type(self).identities.get(self.side, machine.identity())
         return {"identity": identity, "gemm": "", "pools": [], "steering": {}}
 
-    def calibrate(self):
+    def calibrate(self, cpu):
         return {"seconds": next(type(self).pulses, 0.001)}
 
-    def ready(self, case, seconds, checked):
+    def ready(self, case, seconds, checked, cpu=None, place=None):
         planned = type(self).plan.get((self.side, parse(case)[0].name), 1.0)
         if isinstance(planned, Exception):
             raise planned
-        return planned if isinstance(planned, dict) else {"number": 7, "first_call": 0.1}
+        return planned if isinstance(planned, dict) else {"number": 1, "first_call": 0.1}
 
-    def sample(self, case, number, slowdown):
+    def sample(self, case, number, slowdown=1.0):
         factor = type(self).plan.get((self.side, case), 1.0) * slowdown
         return {"seconds": 1e-3 * factor * float(np.exp(self.rng.normal(0, type(self).noise)))}
 

