@@ -38,9 +38,11 @@ _SHORT_RUN = 32
 class Contraction:
     """How to contract two operands: what to transpose, reshape and call. See `plan`.
 
-    kind: 'product' (engine.product), 'inner' (engine.inner: no rows, no columns) or 'multiply'
-    (nothing is summed: elementwise). `natural` is the shape that the call writes, in C order for
-    a result that is allocated here; `labels` are the labels of the result's axes.
+    kind: 'product' (engine.product; an outer product has a depth of 1), 'inner' (engine.inner: no
+    rows, no columns) or 'multiply' (nothing is summed, one operand has all labels: elementwise).
+    `natural` is the shape that the call writes, in C order for a result that is allocated here;
+    `labels` are the labels of the result's axes. is_plain: the operands go through a door as
+    they are, and so does the result.
     """
 
     __slots__ = (
@@ -66,6 +68,7 @@ class Contraction:
         split: Ints | None,
         natural_labels: Labels,
         labels: Labels,
+        is_plain: bool = False,
     ) -> None:
         self.kind = kind
         self.a, self.b = a, b
@@ -75,22 +78,28 @@ class Contraction:
         self.labels = labels
         self.to_labels = _permutation(natural_labels, labels)
         self.from_out = _permutation(labels, natural_labels)
-        # Nothing to prepare and nothing to put right: the door may do it all.
-        self.is_plain = (
-            kind == "product"
-            and a == b == (None, None)
-            and batch is split is self.to_labels is None
-        )
+        self.is_plain = is_plain
 
     def __call__(
         self, a: np.ndarray, b: np.ndarray, dtype: np.dtype, out: np.ndarray | None = None
     ) -> np.ndarray:
         """Contract `a` with `b` in `dtype`; `out` is one that the plan was made for."""
-        if self.is_plain and out is None and a.dtype == dtype:
-            result = engine.door(a, b, None)
+        product = self.kind == "product"
+        # The doors know a dtype by its object, as does `is`.
+        if self.is_plain and out is None and a.dtype is dtype:
+            result = engine.door(a, b, None) if product else engine.inner_door(a, b)
             if result is not None:
                 return result
-        a, b = _view(a, self.a), _view(b, self.b)
+        permutation, shape = self.a
+        if permutation is not None:
+            a = a.transpose(permutation)
+        if shape is not None:
+            a = a.reshape(shape)
+        permutation, shape = self.b
+        if permutation is not None:
+            b = b.transpose(permutation)
+        if shape is not None:
+            b = b.reshape(shape)
         if self.batch is not None:
             a = np.broadcast_to(a, self.batch + a.shape[-2:])
             b = np.broadcast_to(b, self.batch + b.shape[-2:])
@@ -102,13 +111,14 @@ class Contraction:
         if self.kind == "multiply" and target is None and self.natural:
             return _multiply(a, b, dtype)
         result = None
-        if self.kind == "product" and a.dtype == dtype:
-            result = engine.door(a, b, target)
-        elif self.kind == "inner" and target is None and a.dtype == dtype:
-            result = engine.inner_door(a, b)
+        if a.dtype is dtype:
+            if product:
+                result = engine.door(a, b, target)
+            elif target is None and self.kind == "inner":
+                result = engine.inner_door(a, b)
         if result is None:
             result = np.empty(self.natural, dtype) if target is None else target
-            if self.kind == "product":
+            if product:
                 engine.product(a, b, result)
             elif self.kind == "inner":
                 engine.inner(a, b, result)
@@ -127,13 +137,6 @@ def _multiply(
     if a.dtype == b.dtype == dtype:
         return np.multiply(a, b, out, order="C")
     return np.multiply(a, b, out, order="C", dtype=dtype)
-
-
-def _view(x: np.ndarray, recipe: tuple[Ints | None, Ints | None]) -> np.ndarray:
-    permutation, shape = recipe
-    if permutation is not None:
-        x = x.transpose(permutation)
-    return x if shape is None else x.reshape(shape)
 
 
 @lru_cache(maxsize=2048)
@@ -166,7 +169,7 @@ def plan(
     def sizes(labels: Sequence[int]) -> Ints:
         return tuple(size[x] for x in labels)
 
-    if not depth:
+    if not depth and not (rows and columns):
         return Contraction(
             "multiply",
             _recipe(a_labels, a_shape, [x for x in out_labels if x in stride_a],
@@ -182,6 +185,7 @@ def plan(
             _recipe(a_labels, a_shape, batch + depth, sizes(batch) + k),
             _recipe(b_labels, b_shape, batch + depth, sizes(batch) + k),
             None, out_shape, None, out_labels, out_labels,
+            a_labels == b_labels == tuple(depth) and len(depth) == 1,
         )  # fmt: skip
 
     m, n = prod(sizes(rows)), prod(sizes(columns))
@@ -204,6 +208,9 @@ def plan(
         None if split == natural else split,
         natural_labels,
         out_labels,
+        len(rows) < 2 and len(columns) < 2 and len(depth) == 1
+        and (a_labels, b_labels, out_labels)
+        == ((*rows, *depth), (*depth, *columns), (*rows, *columns)),
     )  # fmt: skip
 
 

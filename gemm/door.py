@@ -47,9 +47,9 @@ def inner_specs(dtype: DType) -> tuple[KernelSpec, KernelSpec]:
     return inner_spec(*same), inner_spec(*same, conjugate=dtype.kind == "c")
 
 
-def is_open(name: str) -> bool:
-    """Whether products of the dtype of this name take the fast way by now."""
-    return ("door", name) in _served
+def is_open(name: str, kind: str = "door") -> bool:
+    """Whether products of the dtype of this name take the fast way by now; kind: as of `seen`."""
+    return (kind, name) in _served
 
 
 def seen(dtype: DType, np_dtype: np.dtype, kind: str = "door") -> bool:

@@ -50,8 +50,8 @@ def vdot(a: Any, b: Any, /) -> Any:
     if not operands.all_plain((a, b)):
         return originals.vdot(a, b)
     x, y = operands.as_array(a), operands.as_array(b)
-    dtype = operands.common_dtype(x.dtype, y.dtype)
-    if not operands.is_engine_dtype(dtype):
+    dtype = operands.shared_dtype(x.dtype, y.dtype)
+    if dtype is None:
         return originals.vdot(a, b)
     if x.size != y.size:
         raise ValueError(
@@ -72,8 +72,8 @@ def _product(
     if not operands.all_plain(arguments):
         return original(*arguments)
     x, y = operands.as_array(a), operands.as_array(b)
-    dtype = operands.common_dtype(x.dtype, y.dtype)
-    if not operands.is_engine_dtype(dtype) or not x.ndim or not y.ndim:
+    dtype = operands.shared_dtype(x.dtype, y.dtype)
+    if dtype is None or not x.ndim or not y.ndim:
         return original(*arguments)
     axis = max(y.ndim + second_axis, 0)
     if x.shape[-1] != y.shape[axis]:

@@ -41,7 +41,10 @@ def einsum(*arguments: Any, out: Any = None, optimize: Any = False, **keywords: 
             else:
                 plan = _quick_plan(subscripts, *facts)
                 if plan is not None:
-                    result = plan(arguments[1:])
+                    if plan.single is not None:
+                        result = plan.single(arguments[1], arguments[2], plan.work)
+                    else:
+                        result = plan(arguments[1:])
                     return result if plan.shape or len(facts) == 1 else result[()]
     return _einsum(arguments, out, optimize, keywords)
 

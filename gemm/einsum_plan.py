@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import lru_cache
-from math import prod
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -54,8 +53,10 @@ class Step(NamedTuple):
 class Plan:
     """Run with the operands in order; returns the result, not yet a scalar where it is 0-d.
 
-    shape: of the result. work: dtype that the steps write. writes_out: whether the last step can
-    write an `out` of dtype `work` with the strides that the plan was made for.
+    shape: of the result. work: dtype that the steps write. single: the one contraction, of the
+    operands as they are, that is all there is to do; None where there is more. writes_out:
+    whether the last step can write an `out` of dtype `work` with the strides that the plan was
+    made for.
     """
 
     __slots__ = ("finish", "prepare", "shape", "single", "steps", "work", "writes_out")
@@ -78,8 +79,6 @@ class Plan:
                 self.single = step.contraction
 
     def __call__(self, arrays: Sequence[np.ndarray], out: np.ndarray | None = None) -> np.ndarray:
-        if self.single is not None:
-            return self.single(arrays[0], arrays[1], self.work, out)
         values: list[Any] = list(arrays)
         for position, change in self.prepare:
             values[position] = change(values[position])
@@ -320,8 +319,7 @@ def _written(recipe: contraction.Contraction, size: dict[int, int], dtype: np.dt
 
 
 def _contiguous(labels: Labels, shape: Ints, dtype: np.dtype) -> Value:
-    strides = tuple(dtype.itemsize * max(prod(shape[i + 1 :]), 1) for i in range(len(shape)))
-    return Value(labels, shape, strides, dtype)
+    return Value(labels, shape, operands.contiguous_strides(shape, dtype.itemsize), dtype)
 
 
 def _without(items: tuple[Any, ...], positions: Ints) -> tuple[Any, ...]:

@@ -33,6 +33,7 @@ __all__ = [
     "grain",
     "inner",
     "inner_door",
+    "inner_planned",
     "levels",
     "make_plan",
     "parse_kernel",
@@ -164,18 +165,24 @@ def inner(x, y, out, *, conjugate=False, accumulate=None, threads=None, kernel=N
     if out.size == 0:
         return
     allowed = get_num_threads() if threads is None else checked(threads)
-    batch, rows = batches(out.shape, x.strides[:-1], y.strides[:-1], out.strides)
-    ta, tb, to = element_type(x.dtype), element_type(y.dtype), element_type(out.dtype)
-    acc = accumulator(ta, to, accumulate)
-    isa = None if kernel else environment("GEMM_ISA")
-    conjugate = conjugate and to.kind == "c"
-    plan = inner_plan(ta, tb, to, acc, conjugate, batch, x.shape[-1], allowed, kernel, isa)
+    plan, batch, rows = inner_planned(x, y, out, conjugate, accumulate, allowed, kernel)
     execute(plan, x[..., None, :], y[..., :, None], out[..., None, None], batch, rows, False)
     if not kernel and x.dtype is y.dtype is out.dtype and x.dtype not in _through_the_inner_door:
         from . import door as doorkeeper
 
-        if doorkeeper.seen(ta, x.dtype, "inner door"):
+        if doorkeeper.seen(element_type(x.dtype), x.dtype, "inner door"):
             _through_the_inner_door.add(x.dtype)
+
+
+def inner_planned(x, y, out, conjugate: bool, accumulate, allowed: int, kernel: str | None):
+    """(plan, number of inner products, their steps)."""
+    batch, rows = batches(out.shape, x.strides[:-1], y.strides[:-1], out.strides)
+    tx, ty, to = element_type(x.dtype), element_type(y.dtype), element_type(out.dtype)
+    acc = accumulator(tx, to, accumulate)
+    isa = None if kernel else environment("GEMM_ISA")
+    conjugate = conjugate and to.kind == "c"
+    plan = inner_plan(tx, ty, to, acc, conjugate, batch, x.shape[-1], allowed, kernel, isa)
+    return plan, batch, rows
 
 
 _through_the_inner_door: set[np.dtype] = set()

@@ -48,16 +48,21 @@ def _times(batch: tuple[int, ...]) -> str:
 def _plan_lines(a, b, out, shape, k: int, dtype, options) -> list[str]:
     if a.dtype != b.dtype and not operand_rules.widens(a.dtype, b.dtype, dtype):
         a, b = _like(a, dtype), _like(b, dtype)
-    x = _core(a, shape[:-2], 0)
-    y = _core(b, shape[:-2], 1)
-    target = _like(np.empty(()), dtype, shape) if out is None else out.reshape(shape)
-    if engine.turned(target, k):
-        x, y, target = y.swapaxes(-1, -2), x.swapaxes(-1, -2), target.swapaxes(-1, -2)
     threads = options.get("threads")
     allowed = get_num_threads() if threads is None else checked(threads)
-    kernel = options.get("kernel")
-    parts = list(slices.of(x, y, target, allowed))
-    plan = engine.planned(*parts[0], options.get("accumulate"), allowed, kernel)[0]
+    accumulate, kernel = options.get("accumulate"), options.get("kernel")
+    parts: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
+    if a.ndim == b.ndim == 1:
+        total = _like(np.empty(()), dtype)
+        plan = engine.inner_planned(a, b, total, False, accumulate, allowed, kernel)[0]
+    else:
+        x = _core(a, shape[:-2], 0)
+        y = _core(b, shape[:-2], 1)
+        target = _like(np.empty(()), dtype, shape) if out is None else out.reshape(shape)
+        if engine.turned(target, k):
+            x, y, target = y.swapaxes(-1, -2), x.swapaxes(-1, -2), target.swapaxes(-1, -2)
+        parts = list(slices.of(x, y, target, allowed))
+        plan = engine.planned(*parts[0], accumulate, allowed, kernel)[0]
     tile, blocks = plan.spec.tile, plan.blocks
     lines = [
         f"kernel: {plan.level}, {plan.spec.family}, tile {tile.rows}x{tile.columns}, "
@@ -96,12 +101,13 @@ def _path(a, b, out, dtype, shape, k: int, options) -> str:
     if os.environ.get("GEMM_DOOR") == "0" or os.environ.get("GEMM_ISA"):
         return "from Python (the environment closes the door)"
     plain = all(
-        type(x) is np.ndarray and x.ndim == 2 and x.dtype == dtype
+        type(x) is np.ndarray and x.ndim < 3 and x.dtype == dtype
         for x in (a, b, *([] if out is None else [out]))
     )
-    if not plain:
-        return "from Python (not two plain matrices of one dtype)"
-    if shape[0] * shape[1] * k > door.ALONE_WORK:
+    kind = "inner door" if a.ndim == b.ndim == 1 else "door"
+    if not plain or (kind == "inner door" and out is not None):
+        return "from Python (not two plain arrays of one dtype, of one or two dimensions)"
+    if kind == "door" and shape[0] * shape[1] * k > door.ALONE_WORK:
         return "from Python (large: the way in costs nothing that shows)"
-    state = "open" if door.is_open(dtype.name) else "which opens after a few calls"
+    state = "open" if door.is_open(dtype.name, kind) else "which opens after a few calls"
     return f"through the door ({state})"

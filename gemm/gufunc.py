@@ -19,7 +19,9 @@ import numpy as np
 
 from gemm import operands, originals
 
-_SHARED_KEYWORDS = frozenset(("casting", "order", "dtype", "subok", "signature", "axes", "axis"))
+_SHARED_KEYWORDS = frozenset(
+    ("casting", "order", "dtype", "subok", "signature", "sig", "axes", "axis")
+)
 _ENGINE_KEYWORDS = frozenset(("accumulate", "threads", "kernel", "epilogue", "split_k"))
 _LATER_KEYWORDS = ("device", "precision")
 
@@ -150,8 +152,14 @@ def _check_keywords(signature: Signature, keywords: dict[str, Any]) -> None:
         raise TypeError(f"{name}() got an unexpected keyword argument {key!r}")
     if keywords.get("axis") is not None and keywords.get("axes") is not None:
         raise TypeError("cannot specify both 'axis' and 'axes'")
+    if "sig" in keywords:  # the older name
+        if "signature" in keywords:
+            raise TypeError("cannot specify both 'sig' and 'signature'")
+        keywords["signature"] = keywords.pop("sig")
     if keywords.get("signature") is not None and keywords.get("dtype") is not None:
         raise TypeError("cannot specify both 'signature' and 'dtype'")
+    if not isinstance(keywords.get("subok", True), (bool, np.bool_)):
+        raise TypeError(f"'subok' must be a boolean, not {type(keywords['subok']).__name__}")
     keepdims = keywords.get("keepdims", False)
     if not isinstance(keepdims, (bool, np.bool_)):
         raise TypeError(f"keepdims must be a bool, not {type(keepdims).__name__}")

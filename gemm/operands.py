@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from functools import lru_cache
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -89,6 +90,16 @@ def common_dtype(*dtypes: np.dtype) -> np.dtype:
     return _promoted(*dtypes)
 
 
+def shared_dtype(*dtypes: np.dtype) -> np.dtype | None:
+    """`common_dtype` where the engine computes it; None where the call is NumPy's, the refusal of
+    dtypes that have none in common included."""
+    try:
+        dtype = common_dtype(*dtypes)
+    except TypeError:
+        return None
+    return dtype if is_engine_dtype(dtype) else None
+
+
 @lru_cache(maxsize=1024)
 def _promoted(*dtypes: np.dtype) -> np.dtype:
     return np.result_type(*dtypes).newbyteorder("=")
@@ -112,6 +123,11 @@ def writes_twice(out: np.ndarray) -> bool:
     return 0 in out.strides and any(
         stride == 0 and size > 1 for stride, size in zip(out.strides, out.shape, strict=True)
     )
+
+
+def contiguous_strides(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
+    """The strides of a new array in C order."""
+    return tuple(itemsize * prod(max(n, 1) for n in shape[i + 1 :]) for i in range(len(shape)))
 
 
 def can_write(out: np.ndarray, dtype: np.dtype, *operands: np.ndarray) -> bool:

@@ -38,6 +38,7 @@ def overheads() -> Iterator[Pair]:
         ("ij,kj->ik", (a, b)),
         ("ij,jk->ki", (a, b)),
         ("ij,ij->", (a, b)),
+        ("i,i->", (a[0], b[0])),
         ("ij,j->i", (a, b[0])),
         ("i,j->ij", (a[0], b[0])),
         ("ij,ij->ij", (a, b)),
@@ -109,11 +110,26 @@ def small_products() -> Iterator[Pair]:
                        lambda a=a, b=b: np.dot(a, b), limit)  # type: ignore[misc]  # fmt: skip
 
 
+def small_vectors() -> Iterator[Pair]:
+    """The doors again: products of vectors, and of a matrix and a vector."""
+    rng = np.random.default_rng(4)
+    for dtype in "bldfDF":
+        x, y = (rng.integers(0, 2, 16).astype(dtype) for _ in "xy")
+        a = rng.integers(0, 2, (16, 16)).astype(dtype)
+        for name in ("dot", "inner", "vdot", "vecdot", "matmul"):
+            ours, theirs = getattr(gemm, name), getattr(np, name)
+            yield Pair(f"{name} 16 {np.dtype(dtype)}", lambda f=ours, x=x, y=y: f(x, y),  # type: ignore[misc]
+                       lambda f=theirs, x=x, y=y: f(x, y), 1.0)  # type: ignore[misc]  # fmt: skip
+        yield Pair(f"matmul 16x16 @ 16 {np.dtype(dtype)}", lambda a=a, x=x: gemm.matmul(a, x),  # type: ignore[misc]
+                   lambda a=a, x=x: np.matmul(a, x), 1.0)  # type: ignore[misc]  # fmt: skip
+
+
 GROUPS: dict[str, Callable[[], Iterator[Pair]]] = {
     "overheads": overheads,
     "matmul": against_own_matmul,
     "tensordot": tensordots,
     "small": small_products,
+    "vectors": small_vectors,
 }
 
 

@@ -51,7 +51,13 @@ def test_the_door_is_named():
     a = np.ones((8, 8))
     for _ in range(20):
         gemm.matmul(a, a)
+        gemm.dot(a[0], a[1])
     assert "through the door (open)" in gemm.explain(a, a)
+    assert "through the door (open)" in gemm.explain(a, a[0])
+    inner = gemm.explain(a[0], a[1])
+    assert "through the door (open)" in inner and ", inner, tile 1x32" in inner
+    assert "32 chains over k" in inner
+    assert "from Python" in gemm.explain(a[0], a[1].astype("f4"))
 
 
 @pytest.mark.parametrize(

@@ -111,6 +111,16 @@ def test_tensordot_bits_do_not_depend_on_the_layout():
             assert gemm.tensordot(x, y, 2).tobytes() == expected.tobytes()
 
 
+def test_tensordot_plans_do_not_mix_up_dtypes_or_axes():
+    """Same shapes and strides, another dtype or another pair of axes: another plan."""
+    for dtype in ("i4", "f4", "f8", "u8"):
+        a, b = small(rng, (4, 4), dtype), small(rng, (4, 4), dtype)
+        for axes in (1, ([1], [0]), ([0], [0]), ([0], [1]), ([0, 1], [1, 0]), ([1, 0], [1, 0]), 2):
+            result, expected = gemm.tensordot(a, b, axes), np.tensordot(a, b, axes)
+            assert result.dtype == expected.dtype and type(result) is type(expected)
+            np.testing.assert_array_equal(result, expected)
+
+
 def test_axes_merge_without_a_copy_where_strides_allow():
     """The recipes: which operands are reshaped as views."""
     a, b = np.ones((64, 3, 5)), np.ones((5, 4, 6))

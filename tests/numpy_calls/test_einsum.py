@@ -256,6 +256,29 @@ def test_refusals_print_the_numbers():
         gemm.einsum("ij,jk->ik", np.ones((2, 3)), np.ones((3, 2)), out=frozen)
 
 
+@pytest.mark.parametrize("dtype", NATIVE)
+def test_outer_products(dtype):
+    """Nothing is summed: the engine multiplies, as a product of depth 1."""
+    for subscripts, shapes in (
+        ("i,j->ij", [(3,), (40,)]), ("i,j->ji", [(3,), (4,)]), ("bi,bj->bij", [(7, 3), (7, 5)]),
+        ("ij,kl->ikjl", [(2, 3), (4, 5)]), ("bi,bj->ijb", [(2, 3), (2, 4)]), ("i,j", [(0,), (3,)]),
+        ("i,jk->jik", [(3,), (2, 4)]), ("ij,ij->ij", [(3, 4), (3, 4)]), (",i->i", [(), (5,)]),
+    ):  # fmt: skip
+        x, y = (small(rng, shape, dtype, 2) for shape in shapes)
+        expected = np.einsum(subscripts, x, y)
+        result = gemm.einsum(subscripts, x, y)
+        assert result.dtype == dtype
+        np.testing.assert_array_equal(result, expected)
+        out = poisoned(expected.shape, dtype, "F")
+        assert gemm.einsum(subscripts, x, y, out=out) is out
+        np.testing.assert_array_equal(out, expected)
+
+
+def test_outer_products_start_at_plus_zero():
+    result = gemm.einsum("i,j->ij", np.array([-1.0, 1.0]), np.array([0.0, -0.0]))
+    assert not np.signbit(result).any()
+
+
 def test_plans_are_made_once():
     a, b = np.ones((3, 5)), np.ones((5, 2))
     gemm.einsum("xy,yz->xz", a, b)
