@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from gemm import engine, operands
+from gemm.backends import devices
 
 
 def addmm(
@@ -21,7 +22,8 @@ def addmm(
     `out` may be `input` itself, of any strides: then the product is accumulated into it in one
     pass, with no M x N temporary. It may overlap `a` or `b` too. With beta == 0 `input` is not
     read, whatever it holds. The dtype is the common dtype of the three operands; `out` must have
-    it. For integers alpha and beta must be integers.
+    it. For integers alpha and beta must be integers. Device arrays are added where they are, in one
+    launch; `out` then overlaps neither `a` nor `b`.
 
     Raises ValueError for shapes that do not match, TypeError for dtypes, bool among them.
     """
@@ -35,9 +37,30 @@ def baddbmm(
     return _add("baddbmm", 3, input, a, b, beta, alpha, out)
 
 
-def _add(
-    name: str, ndim: int, given: Any, a: Any, b: Any, beta: Any, alpha: Any, out: Any
-) -> np.ndarray:
+def on_device(
+    backend: Any, name: str, ndim: int, given: Any, a: Any, b: Any, beta: Any, alpha: Any, out: Any
+) -> Any:
+    """The same of device arrays: alpha, beta and `input` are operands of the write-back."""
+    from gemm.epilogues import on_device, stock
+
+    shapes = [tuple(backend.view(x).shape) for x in (a, b)]
+    if any(len(shape) != ndim for shape in shapes) or shapes[0][:-2] != shapes[1][:-2]:
+        raise ValueError(
+            f"{name}: a and b must be {ndim}-D with equal batches, got shapes {shapes[0]} and "
+            f"{shapes[1]}"
+        )
+    factors = {
+        "alpha": None if alpha == 1 else alpha,
+        "beta": None if beta in (0, 1) else beta,
+        "c": None if beta == 0 else given,
+    }
+    return on_device.matmul(backend, a, b, out, stock.alpha_beta(**factors))
+
+
+def _add(name: str, ndim: int, given: Any, a: Any, b: Any, beta: Any, alpha: Any, out: Any) -> Any:
+    backend = devices.backend_of(a)
+    if backend is not None:
+        return on_device(backend, name, ndim, given, a, b, beta, alpha, out)
     for what, x in (("input", given), ("a", a), ("b", b), ("out", out)):
         if x is not None and not operands.is_plain(x):
             raise TypeError(f"{name}: {what} must be a plain array, not {type(x).__name__}")

@@ -56,7 +56,7 @@ class KernelSpec:
         elif self.family == "skinny":
             from .skinny import make_skinny
 
-            function = make_skinny(tile, a, b, out)
+            function = make_skinny(tile, a, b, out, program=self.program)
         elif self.family in ("inner", "conjugate inner"):
             from .chains import make_inner
 

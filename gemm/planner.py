@@ -74,12 +74,12 @@ def make_plan(a: DType, b: DType, out: DType, acc: DType, m: int, n: int, k: int
         level = check_level(isa, "GEMM_ISA")
     threads = workers_for(level, acc, m * n * k * batch, threads)
     chosen = "blocked"
-    if shape is None and named is None and program is None:
+    if shape is None and named is None and (program is None or program.suits(b_layout)):
         chosen = family(a, b, acc, m, n, k, b_layout, adjacent, -(-threads // batch))
-    if chosen == "direct":
+    if chosen == "direct" and program is None:
         return _direct(level, a, b, out, acc, batch, threads)
     if chosen == "skinny":
-        return _skinny(level, a, b, out, acc, m, n, threads)
+        return _skinny(level, a, b, out, acc, m, n, threads, program)
     return _blocked(level, shape, named, a, b, out, acc, m, n, k, batch, scratch_home, threads,
                     kernel, program)  # fmt: skip
 
@@ -118,14 +118,16 @@ def inner_plan(a: DType, b: DType, out: DType, acc: DType, conjugate: bool, batc
     return Plan(level, spec, blocks, (threads, 1, 1), why)
 
 
-def _skinny(level, a, b, out, acc, m, n, threads) -> Plan:
+def _skinny(level, a, b, out, acc, m, n, threads, program=None) -> Plan:
     from .skinny import DEPTH, WIDTH
 
     unit, _ = unit_of(level)
     tile = TileShape(4, 2 if unit.registers < 32 else 4, unit.lanes(acc), acc)
     threads = max(1, min(threads, n // (2 * tile.columns)))
+    if program is not None and not program.splits[1]:
+        threads = 1
     why = (f"{m} rows: B is read once along memory, so its bandwidth decides",)
-    spec = KernelSpec("skinny", tile, a, b, out)
+    spec = KernelSpec("skinny", tile, a, b, out, program=program)
     wide = planning.round_up(WIDTH, tile.columns)
     blocks = planning.Blocks(2 * tile.rows, DEPTH, wide, wide)
     return Plan(level, spec, blocks, (1, 1, threads), why)

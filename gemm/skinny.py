@@ -30,6 +30,7 @@ from gemm.microkernels.vocabulary import (
 
 from .batch import offset
 from .blocked import make_store, share_start
+from .epilogues.write_back import make_write_back
 
 DEPTH = 8  # rows of B between two visits of the partial results
 WIDTH = 4096  # columns of a block
@@ -100,20 +101,29 @@ def make_across_rows(shape: TileShape, b: DType, write_back):
     return across_rows
 
 
-def make_skinny(shape: TileShape, a: DType, b: DType, out: DType, unroll: int = DEPTH):
+def make_skinny(
+    shape: TileShape, a: DType, b: DType, out: DType, unroll: int = DEPTH, program=None
+):
     """The blocked kernel's parameters; rows go `shape.rows` at a time, then one by one.
 
     Either bcs or brs is the size of an element of B. Team: over columns only. hrs: row step of
-    the scratch home (m rows of `WIDTH` columns a worker), 0 where the home is `out`.
+    the scratch home (m rows of `WIDTH` columns a worker), 0 where the home is `out`. program: the
+    write-back's.
     """
     acc = shape.dtype
     many, single = shape, replace(shape, rows=1, vectors=2 * shape.vectors)
     b_size = b.size
-    rows_down = make_along_rows(many, make_store(many, out), unroll)
-    row_down = make_along_rows(single, make_store(single, out), unroll)
-    flat_many, flat_single = replace(many, vectors=1), replace(single, vectors=1)
-    rows_across = make_across_rows(many, b, make_store(flat_many, out))
-    row_across = make_across_rows(single, b, make_store(flat_single, out))
+
+    def leave(shape):
+        # A tile of one vector has no pairs of columns: the planner sends none across.
+        if program is None or (program.pairs and shape.vectors == 1):
+            return make_store(shape, out)
+        return make_write_back(shape, program)
+
+    rows_down = make_along_rows(many, leave(many), unroll)
+    row_down = make_along_rows(single, leave(single), unroll)
+    rows_across = make_across_rows(many, b, leave(replace(many, vectors=1)))
+    row_across = make_across_rows(single, b, leave(replace(single, vectors=1)))
     high = shape.rows
     unit = single.columns
     wide = b.widened_to(acc)

@@ -52,7 +52,8 @@ def _residual_norm(d: Any, o: dict[str, Any]) -> Any:
 
 
 def _silu(x: Any) -> Any:
-    return x / (1 + np.exp(-x))
+    with np.errstate(over="ignore"):
+        return x / (1 + np.exp(-x))
 
 
 def _gate(d: Any, o: dict[str, Any]) -> Any:
@@ -61,7 +62,8 @@ def _gate(d: Any, o: dict[str, Any]) -> Any:
 
 def _gate_backward(d: Any, o: dict[str, Any]) -> Any:
     gate, up = o["z"][:, ::2], o["z"][:, 1::2]
-    s = 1 / (1 + np.exp(-gate))
+    with np.errstate(over="ignore"):
+        s = 1 / (1 + np.exp(-gate))
     dz = np.empty_like(o["z"])
     np.multiply(d, gate * s, out=dz[:, 1::2])
     np.multiply(d, up * (s + gate * s * (1 - s)), out=dz[:, ::2])
@@ -163,6 +165,50 @@ def measure(
     return Row(pattern.name, m, n, k, threads, bound=bound, **best)
 
 
+@gemm.epilogue
+def swiglu_backward_of_stored(acc, z):
+    """stock.swiglu_backward without the activation, for a forward pass that stored it."""
+    gate, up = z
+    s = gemm.sigmoid(gate)
+    silu = gate * s
+    d_gate = acc * up * (s + silu * (1.0 - s))
+    inner = gemm.per_row((gate * d_gate + up * (acc * silu)) * (1.0 / 128), "add", 128)
+    return {"out": (d_gate, acc * silu), "inner": inner}
+
+
+def recomputing(tokens: int, width: int, inner: int, threads: int, samples: int) -> str:
+    """SwiGLU's backward pass and the weight gradient that needs its activation, both ways: the
+    activation (tokens x inner) kept since the forward pass, or computed again."""
+    dy, down = _normal(tokens, width, dtype="f4"), _normal(width, inner, dtype="f4")
+    z = _normal(tokens, 2 * inner, dtype="f4")
+    kept = _silu(z[:, ::2]) * z[:, 1::2]
+    dw = np.empty((inner, width), np.float32)
+    again: Any = gemm.matmul(dy, down, epilogue=stock.swiglu_backward()(z=z), threads=threads)
+    stored: Any = {key: again[key] for key in ("out", "inner")}
+
+    def from_stored():
+        gemm.matmul(dy, down, stored, epilogue=swiglu_backward_of_stored(z=z), threads=threads)
+        gemm.matmul(kept.T, dy, dw, threads=threads)
+
+    def from_recomputed():
+        gemm.matmul(dy, down, again, epilogue=stock.swiglu_backward()(z=z), threads=threads)
+        gemm.matmul(again["activation"].T, dy, dw, threads=threads)
+
+    ways = {"stored": from_stored, "recomputed": from_recomputed}
+    best = dict.fromkeys(ways, math.inf)
+    for sample in range(samples + 1):
+        for name, way in ways.items():
+            start = time.perf_counter()
+            way()
+            if sample:
+                best[name] = min(best[name], time.perf_counter() - start)
+    return (
+        f"backward, {tokens} tokens, width {width}, inner {inner}, {threads} threads: activation "
+        f"stored {1e3 * best['stored']:.1f} ms, recomputed {1e3 * best['recomputed']:.1f} ms, "
+        f"ratio {best['stored'] / best['recomputed']:.3f}, {tokens * inner} elements fewer kept"
+    )
+
+
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m gemm.perf.fusion",
@@ -175,8 +221,14 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--samples", type=int, default=5)
     parser.add_argument("--match", default="", help="patterns whose name contains this")
     parser.add_argument("--megabytes", type=int, default=256, help="size of the copy that gives BW")
+    parser.add_argument("--recompute", action="store_true", help="only: activation kept or not")
     parser.add_argument("--json", help="also write the rows to this file")
     given = parser.parse_args(arguments)
+    if given.recompute:
+        for size in given.size:
+            for threads in given.threads:
+                print(recomputing(size, size, size, threads, given.samples))
+        return 0
     rate_of_bytes = bandwidth(given.megabytes)
     print(f"float32, copy bandwidth {rate_of_bytes / 1e9:.1f} GB/s; times in ms")
     head = (

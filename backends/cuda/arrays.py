@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import sys
+import threading
 from typing import NamedTuple
 
 from gemm.microkernels.dtypes import DTYPES, DType
@@ -69,6 +70,8 @@ def _view_torch(x) -> View:
         _tensor.append(sys.modules["torch"].Tensor)
     if not x.is_cuda:
         raise TypeError(MIXED)
+    if x.is_neg():
+        raise TypeError("a negated view is not an operand: call resolve_neg() first")
     dtype = _torch_type(x.dtype)
     size = dtype.size
     return View(
@@ -169,7 +172,8 @@ def glance(a, b) -> tuple:
         x, y = a.data_ptr(), b.data_ptr()
         key: tuple = (a.dtype, a.shape, a.is_contiguous() or a.stride(),
                       b.dtype, b.shape, b.is_contiguous() or b.stride(),
-                      (x & 15) << 4 | y & 15, a.is_cuda, b.is_cuda)  # fmt: skip
+                      (x & 15) << 4 | y & 15, a.is_cuda, b.is_cuda,
+                      a.is_neg(), b.is_neg())  # fmt: skip
         if _several:
             key = (*key, a.get_device(), b.get_device())
         return x, y, key, ()
@@ -198,13 +202,18 @@ def current_stream(kind: str, index: int) -> int:
     return 0
 
 
+_entered = threading.local()
+
+
 def enter(x, on) -> int:
     """Makes device `on` current for this thread and gives the stream of x's library."""
     if type(x) in _tensor:
         native = sys.modules["torch"]._C
-        # PyTorch keeps its device's context current: nothing to ask the driver for.
-        if native._cuda_getDevice() != on.index:
+        # PyTorch keeps its device's context current, but in a new thread not before it asks the
+        # driver for something itself, which memory from its cache spares it.
+        if native._cuda_getDevice() != on.index or getattr(_entered, "index", None) != on.index:
             on.use()
+            _entered.index = on.index
         return native._cuda_getCurrentRawStream(on.index)
     on.use()
     return current_stream(library_of(x), on.index)

@@ -293,7 +293,10 @@ class Launch:
         return buffer, start, ctypes.addressof(pointers), pointers
 
     def __call__(self, stream: int, *first) -> None:
-        room = self.rooms.pop() if self.rooms else self._room()
+        try:
+            room = self.rooms.pop()
+        except IndexError:  # asking first would let another thread take the last one
+            room = self._room()
         self.pack(room[0], 32, stream, *first)
         status = self.raw(room[1], self.function, room[2], None)
         self.rooms.append(room)

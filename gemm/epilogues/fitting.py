@@ -71,7 +71,8 @@ def convert(problem: Problem, key: str, x: np.ndarray, floats: DType) -> np.ndar
         return operands.convert(x, np.dtype(acc.name))
     if operands.is_extended(x.dtype) or kind == "f":
         if x.dtype.itemsize > floats.size or known(x.dtype) is None:
-            return x.astype(floats.name)
+            with np.errstate(over="ignore"):
+                return x.astype(floats.name)
         return x
     if kind in "iub":
         if acc is int64:

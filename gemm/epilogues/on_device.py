@@ -203,7 +203,7 @@ def _decide(backend, a, b, given, bound: Bound, precision, fast: bool) -> Decide
     for key, value in values.items():
         shape = _output_shape(problem, value)
         if key in given:
-            x = stand_in(backend.view(given[key]))
+            x = stand_in(_aligned(problem, key, backend.view(given[key])))
             _check_given(problem, key, x, shape, dtypes[key])
             if value.kind != "tile" and (x.dtype != dtypes[key] or x.strides[-1] != x.itemsize):
                 raise TypeError(
@@ -268,14 +268,18 @@ def _operand(backend, problem: Problem, key: str, x: Any, each: int, index: int)
     view = backend.view(x)
     if view.device != index:
         raise ValueError(f"epilogue {problem.name}: operand {key} is on another device")
+    array = fit_operand(problem, key, stand_in(_aligned(problem, key, view)), each)
+    _even(problem, key, array)
+    return array if array.ndim else array.reshape(1, 1)
+
+
+def _aligned(problem: Problem, key: str, view: Any) -> Any:
     size = view.dtype.real.size
     if view.address % size or any(s % size for s in view.strides):
         raise ValueError(
-            f"epilogue {problem.name}: operand {key} is not aligned to its {size}-byte elements"
+            f"epilogue {problem.name}: {key} is not aligned to its {size}-byte elements"
         )
-    array = fit_operand(problem, key, stand_in(view), each)
-    _even(problem, key, array)
-    return array if array.ndim else array.reshape(1, 1)
+    return view
 
 
 def _even(problem: Problem, key: str, x: np.ndarray) -> None:

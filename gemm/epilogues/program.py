@@ -103,6 +103,17 @@ class Program:
             "row" not in kinds and not statistics[1]
         )
 
+    def suits(self, b_layout: str) -> bool:
+        """Whether a kernel that reads B in place may run it: pairs need B's columns adjacent.
+
+        (Direct kernels run no program: where vectors overlap they compute an element twice.)
+        """
+        return (
+            self.pack_a is None
+            and self.pack_b is None
+            and (b_layout == "columns" or not self.pairs)
+        )
+
     @property
     def is_identity(self) -> bool:
         """Nothing but the plain write-back of the product."""

@@ -75,8 +75,8 @@ def per_row(x: Any, combine: str = "add", block: int | None = 128) -> Value:
 def per_column(x: Any, combine: str = "add", block: int | None = 128) -> Value:
     """Partials of x down each column: an output of shape (ceil(M / block), N).
 
-    combine: 'add', 'max' or 'max_abs'; block: rows a partial, None for the whole column. The
-    order is that of the rows.
+    combine: 'add', 'max', 'max_abs' or 'log_sum_exp'; block: rows a partial, None for the whole
+    column. The order is that of the rows.
     """
     if block is not None and (not isinstance(block, int) or block < 1):
         raise ValueError(f"per_column: block must be a positive number of rows, got {block!r}")

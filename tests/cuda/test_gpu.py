@@ -245,12 +245,67 @@ def test_threads_share_a_kernel():
 
 def test_G15_host_cost():
     a, b = random((64, 64), torch.float32), random((64, 64), torch.float32)
-    mm(a, b)
-    start = time.perf_counter()
-    for _ in range(2000):
-        mm(a, b)
-    assert (time.perf_counter() - start) / 2000 < 60e-6
+    times = []
+    for _ in range(20):
+        # Few enough that the queue never fills: then a call would wait for the device, which
+        # other processes may hold.
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        for _ in range(100):
+            mm(a, b)
+        times.append((time.perf_counter() - start) / 100)
     torch.cuda.synchronize()
+    assert min(times) < 60e-6
+
+
+def test_a_new_thread_has_a_context():
+    """A first call from a thread whose memory all comes from PyTorch's cache."""
+    a, b, out = (random((64, 64), torch.float32) for _ in range(3))
+    want, failures = mm(a, b), []
+    torch.cuda.synchronize()
+
+    def work():
+        try:
+            mm(a, b, out)
+        except RuntimeError as error:
+            failures.append(error)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    torch.cuda.synchronize()
+    assert not failures and torch.equal(out, want)
+
+
+def test_negated_views_are_refused():
+    x = random((8, 8), torch.complex64)
+    with pytest.raises(TypeError, match="resolve_neg"):
+        mm(x.conj().imag, x.real.contiguous())
+
+
+@pytest.mark.parametrize("name", ["float32", "bfloat16", "float64"])
+def test_programs_in_the_write_back(name):
+    import gemm
+    from gemm.epilogues import stock
+
+    dtype = getattr(torch, name)
+    limit = {"float32": 3e-6, "bfloat16": 8e-3, "float64": 1e-13}[name]
+    for m, n, k in SIZES[1:]:
+        a, b = random((m, k), dtype), random((k, n), dtype)
+        residual, gamma = random((m, n), dtype), random((n,), dtype)
+        program = stock.residual_rmsnorm(16)(residual=residual, gamma=gamma)
+        found = gemm.matmul(a, b, epilogue=program)
+        h = a.double() @ b.double() + residual.double()
+        main = next(iter(found.values()))
+        assert float((main.double() - h).norm() / h.norm()) <= limit, (m, n, k)
+        for key, x in gemm.matmul(a, b, epilogue=program).items():
+            assert torch.equal(x, found[key]), "a second call differs"
+        lse = gemm.epilogue(lambda acc: {"out": acc, "lse": gemm.per_row(acc, "log_sum_exp", None),
+                                         "sum": gemm.per_column(acc, "add", None)})()  # fmt: skip
+        found = gemm.matmul(a, b, epilogue=lse)
+        h = a.double() @ b.double()
+        assert torch.allclose(found["lse"].double()[:, 0], h.logsumexp(-1), rtol=2e-2, atol=2e-2)
+        assert torch.allclose(found["sum"].double()[0], h.sum(0), rtol=2e-2, atol=1e-2 * k)
 
 
 def test_arrays_of_other_libraries():

@@ -6,6 +6,8 @@ those of a real one.
 
 from __future__ import annotations
 
+import importlib
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -152,6 +154,39 @@ def test_in_place_and_into_given_arrays():
     on_device.matmul(backend, x, y, z, stock.alpha_beta(alpha=3.0, beta=0.0, c=z))
     assert len(on_device._known) == known
     np.testing.assert_array_equal(c, gemm.matmul(a, b, epilogue=stock.scale(row=3.0)))
+
+
+def test_host_arrays_go_there_and_back():
+    backend = backend_on("sm_80")
+    a, b, bias = normal(9, 4), normal(4, 30, seed=1), normal(30)
+
+    @gemm.epilogue
+    def two(acc, bias, factor):
+        return {"out": acc + bias, "sum": gemm.per_row(acc * factor, "add", None)}
+
+    program = two(bias=bias, factor=2.0)
+    out = np.zeros((9, 30), np.float32)
+    found = on_device.matmul_of_host(backend, a, b, out, program)
+    want = gemm.matmul(a, b, epilogue=program)
+    assert found["out"] is out
+    for key, x in want.items():
+        np.testing.assert_array_equal(found[key], x)
+    with pytest.raises(ValueError, match="the results are out float32"):
+        on_device.matmul_of_host(backend, a, b, out[:3], program)
+
+
+def test_addmm_in_one_launch():
+    addmm = importlib.import_module("gemm.addmm")
+    backend = backend_on("sm_80")
+    a, b, c = normal(9, 4), normal(4, 30, seed=1), normal(9, 30, seed=2)
+    x, y, z = (Array(v, backend.on) for v in (a, b, c))
+    for beta, alpha in ((1, 1), (0.5, 2.0), (0, 3)):
+        want = gemm.addmm(c, a, b, beta=beta, alpha=alpha)
+        found = addmm.on_device(backend, "addmm", 2, z, x, y, beta, alpha, None)
+        np.testing.assert_array_equal(found.values, want)
+    assert len(backend.on.launched) == 3
+    with pytest.raises(ValueError, match="must be 3-D"):
+        addmm.on_device(backend, "baddbmm", 3, z, x, y, 1, 1, None)
 
 
 @pytest.mark.parametrize(

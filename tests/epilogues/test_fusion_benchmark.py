@@ -33,3 +33,27 @@ def test_a_row_states_its_bound():
     rate = 2 * 16 * 16 * 8 / row.product
     assert row.bound == pytest.approx(fusion.PATTERNS[0].moved * 4 * (rate / 1e10) / (2 * 8))
     assert row.reached == pytest.approx((row.separate - row.fused) / (row.bound * row.product))
+
+
+@pytest.mark.parametrize("number", range(5))
+def test_the_gpu_benchmark_times_the_same_arithmetic(number):
+    """Its operators, on PyTorch's CPU tensors, give what the programs give."""
+    torch = pytest.importorskip("torch", reason="the benchmark's operators are PyTorch's")
+    from gemm.perf import cuda_fusion
+
+    pattern = cuda_fusion.PATTERNS[number]
+    m, n, k = 128, 256, 8
+    rng = np.random.default_rng(number)
+    a, b = rng.standard_normal((m, k), np.float32), rng.standard_normal((k, n), np.float32)
+    given = {name: rng.standard_normal(shape, np.float32)
+             for name, shape in pattern.operands(m, n).items()}  # fmt: skip
+    found = cuda_fusion.outputs(gemm.matmul(a, b, epilogue=pattern.program(given)))
+    tensors = {name: torch.from_numpy(x) for name, x in given.items()}
+    want = pattern.passes(torch.from_numpy(a @ b), tensors)
+    assert len(found) == len(want)
+    for x, y in zip(found, want, strict=True):
+        np.testing.assert_allclose(x, y.numpy(), rtol=2e-4, atol=2e-4)
+    ours = tuple(map(torch.from_numpy, found))
+    assert not cuda_fusion.wrong(ours, ours, ours)
+    shifted = tuple(x + 1 for x in ours)
+    assert "output 0" in cuda_fusion.wrong(shifted, ours, ours)

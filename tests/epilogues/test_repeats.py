@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import gemm
-from gemm import slices
+from gemm import engine, slices
 from gemm.epilogues import repeat, stock
 from gemm.epilogues.job import Job
 
@@ -158,3 +158,30 @@ def test_a_small_call_costs_little_more_than_a_product():
     fused = best(lambda: gemm.matmul(a, a, epilogue=stock.bias(bias=bias)))
     # Some 15 us on a 2 GHz core; ten times that would mean that it is fitted anew.
     assert fused - plain < 60e-6
+
+
+@pytest.mark.parametrize("layout", ["columns", "rows"])
+@pytest.mark.parametrize("m", [1, 3, 8])
+def test_few_rows_read_b_in_place(m, layout):
+    """The kernel of few rows runs a program, with the bits of the one that packs."""
+    from gemm import planner
+    from gemm.microkernels.dtypes import float32
+
+    k, n = 70, 2000
+    a, b = normal(m, k), normal(k, n)
+    if layout == "rows":
+        b = np.ascontiguousarray(b.T).T
+    given = operands(m, n)
+    repeat.known.clear()
+    got = gemm.matmul(a, b, epilogue=several(**given))
+    (found,) = repeat.known.values()
+    level = engine.default_level()
+    packing = f"{level}:2x{engine.tile_for(level, float32, None, True).columns}"
+    equal(got, gemm.matmul(a, b, epilogue=several(**given), kernel=packing))
+    plan = planner.make_plan(float32, float32, float32, float32, m, n, k, 1, True, 1, None, None,
+                             None, layout)  # fmt: skip
+    if plan.spec.family == "skinny":
+        spec = found.job.whole.plan.spec
+        assert spec.family == "skinny" and spec.program is not None
+    gated = gemm.matmul(a, b, epilogue=stock.swiglu)
+    equal({"out": gated}, {"out": gemm.matmul(a, b, epilogue=stock.swiglu, kernel=packing)})
