@@ -29,6 +29,7 @@ from gemm.microkernels.vocabulary import (
     copy,
     load_lanes,
     outer_accumulate,
+    prefetch,
     recast,
     scatter_lanes,
     shift,
@@ -45,6 +46,8 @@ from .epilogues.prepare import make_prepare, pack_nothing
 from .epilogues.write_back import make_announce, make_write_back, silent
 from .grouping import flips, make_pack_groups
 from .packing import make_pack
+
+LINE = 64  # bytes a prefetch brings at least
 
 
 def make_store(shape: TileShape, out: DType):
@@ -110,6 +113,10 @@ def make_macro_kernel(shape: TileShape, write_back, unroll: int, flip: bool = Fa
                 n = min(NR, nc - jr)
                 b_panel = shift(b, jr * kb * size)
                 resting = shift(home, ir * home_rs + jr * size)
+                for i in range(MR):  # the next tile's resting place, while this one is computed
+                    beyond = shift(resting, i * home_rs + b_step)
+                    for line in range(0, b_step, LINE):
+                        prefetch(shift(beyond, line))
                 if first:
                     t = tile_zeros(shape)
                 else:

@@ -21,6 +21,7 @@ from .plan import Plan
 from .targets import levels
 
 _PAGE = 4096
+_HUGE = 1 << 21
 KEPT = 4
 _spare: list[tuple[int, int, np.ndarray]] = []
 _spare_lock = threading.Lock()
@@ -35,13 +36,15 @@ if hasattr(os, "register_at_fork"):
 
 
 def take_space(nbytes: int) -> tuple[int, int, np.ndarray]:
-    """Scratch of at least nbytes as (size, page-aligned address, owner); see `give_space`."""
+    """Scratch of at least nbytes as (size, huge-page-aligned address, owner); see `give_space`."""
     with _spare_lock:
         for i, block in enumerate(_spare):
             if block[0] >= nbytes:
                 return _spare.pop(i)
-    raw = np.empty(nbytes + _PAGE, np.uint8)
-    return nbytes, planning.round_up(raw.ctypes.data, _PAGE), raw
+    # NumPy asks for huge pages from 4 MiB on: they spare the many misses of address translation.
+    nbytes = planning.round_up(nbytes, _HUGE)
+    raw = np.empty(nbytes + _HUGE, np.uint8)
+    return nbytes, planning.round_up(raw.ctypes.data, _HUGE), raw
 
 
 def give_space(block: tuple[int, int, np.ndarray]) -> None:

@@ -23,6 +23,7 @@ from gemm.microkernels.vocabulary import (
     copy,
     load,
     load_lanes,
+    prefetch,
     recast,
     shift,
     store,
@@ -31,6 +32,8 @@ from gemm.microkernels.vocabulary import (
     tile_store,
     tile_transpose,
 )
+
+ROWS = 8  # of memory read side by side: as many streams as prefetchers follow
 
 
 @functools.cache
@@ -46,17 +49,28 @@ def make_pack(panel: int, lanes: int, source: DType, wide: DType):
     pieces = (panel + lanes - 1) // lanes
     square = TileShape(lanes, 1, lanes, wide)
 
-    def pack_adjacent(dst, src, across, left, k):
-        # The panel's values are adjacent in memory: whole vectors for each k. A vector that
-        # overhangs the panel is overwritten by the next k, so the last k writes exactly.
-        if left == panel and panel % lanes == 0:
-            for _ in range(k):
-                for piece in range(pieces):
-                    v = load_lanes(shift(src, piece * lanes * size), lanes, lanes)
-                    store_lanes(shift(dst, piece * lanes * wide_size), v, lanes)
-                src = shift(src, across)
-                dst = shift(dst, step)
-            return
+    def pack_adjacent(dst, src, across, count, k):
+        # A panel's values are adjacent in memory. A few rows at a time go to all panels, so that
+        # memory is read along its rows: whole vectors for whole panels, then the last, cut one.
+        whole = count // panel
+        for top in range(0, k, ROWS):
+            height = min(ROWS, k - top)
+            row = shift(src, top * across)
+            for p in range(whole):
+                to = shift(dst, (p * k + top) * step)
+                for i in range(height):
+                    copy_row(shift(to, i * step), shift(row, i * across + p * panel * size))
+        if whole * panel < count:
+            pack_cut(shift(dst, whole * k * step), shift(src, whole * panel * size), across,
+                     count - whole * panel, k)  # fmt: skip
+
+    def copy_row(dst, src):
+        for at in range(0, panel, lanes):
+            n = min(lanes, panel - at)
+            store_lanes(shift(dst, at * wide_size), load_lanes(shift(src, at * size), lanes, n), n)
+
+    def pack_cut(dst, src, across, left, k):
+        # A vector that overhangs the panel is overwritten by the next k; the last writes exactly.
         for p in range(k):
             room = panel
             if p + 1 < k:
@@ -77,6 +91,8 @@ def make_pack(panel: int, lanes: int, source: DType, wide: DType):
         # that the overhang of one is overwritten by the next.
         whole = (k - 1) // lanes
         for _ in range(whole):
+            for i in range(panel):  # the next panel's rows
+                prefetch(shift(src, (panel + i) * along))
             for back in range(pieces):
                 at = (pieces - 1 - back) * lanes
                 first = min(at, left - 1)
@@ -110,13 +126,15 @@ def make_pack(panel: int, lanes: int, source: DType, wide: DType):
     def pack(dst, src, along, across, count, k):
         dst = recast(dst, wide)
         src = recast(src, source)
-        if k > 0:
+        if k <= 0:
+            return
+        if along == size:
+            pack_adjacent(dst, src, across, count, k)
+        else:
             for first in range(0, count, panel):
                 left = min(panel, count - first)
                 at = shift(src, first * along)
-                if along == size:
-                    pack_adjacent(dst, at, across, left, k)
-                elif across == size:
+                if across == size:
                     pack_transposed(dst, at, along, left, k)
                 else:
                     pack_strided(dst, at, along, across, left, k)

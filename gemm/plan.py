@@ -73,8 +73,9 @@ def cache_blocks(tile, caches) -> Blocks:
     size = tile.dtype.size
     l1, l2, l3 = caches
     MR, NR = tile.rows, tile.columns
-    # The narrow panel keeps to a good half of the first level; wide ones pass through the rest.
-    kc = max(16, min(int(0.6 * l1.size / (MR * size)), DEEPEST * 4 // min(size, 8)) // 16 * 16)
+    # The narrow panel keeps to a good half of the first level, and a wide one does not sweep it.
+    kc = int(min(0.6 * l1.size / (MR * size), 0.67 * l1.size / (NR * size), DEEPEST))
+    kc = max(16, kc // 16 * 16)
     # Second level: all but two ways (A and C passing through), three quarters of that.
     share = l2.size / max(1, l2.shared_by) * max(1, l2.ways - 2) / l2.ways
     # Complex panels of B hold two rows for each k (components.py).
@@ -94,7 +95,7 @@ def rooms(blocks: Blocks, tile) -> tuple[int, int]:
     return a_room, round_up(panels + slack + 2048, 64)
 
 
-DEEPEST = 384  # KC of 4-byte elements beyond which C's traffic is small anyway
+DEEPEST = 384  # KC beyond which C's traffic is small anyway
 
 
 def fit(blocks: Blocks, tile, m: int, n: int, k: int, scratch_home: bool) -> Blocks:

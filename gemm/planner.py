@@ -140,7 +140,7 @@ def panel_units(level: str, a: DType, b: DType, out: DType, acc: DType):
     """(units of A's panels, units of B's), or None for values as they are."""
     if level == "reference":
         level = next(iter(levels()), "")
-    known = described()[level].units if level in described() else frozenset()
+    known = described()[level].units if level in described() else ()
     names = {a.name, b.name}
     if acc.kind == "c":
         # Real factors, in the order of the complex chain (components.py).

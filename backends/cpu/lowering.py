@@ -299,12 +299,53 @@ def _minus(builder, i, j: int):
     return int64(i.constant - j) if isinstance(i, ir.Constant) else builder.sub(i, int64(j))
 
 
+def _is_whole(builder, shape, m, n):
+    """Whether m x n is all of a tile: True where constants say so, else a condition."""
+    conditions = [
+        builder.icmp_signed(">=", extent, int64(whole))
+        for extent, whole in ((m, shape.rows), (n, shape.columns))
+        if not (isinstance(extent, ir.Constant) and extent.constant >= whole)
+    ]
+    if len(conditions) == 2:
+        return builder.and_(*conditions)
+    return conditions[0] if conditions else True
+
+
 def lower_tile_load(context, builder, sig, args):
     tile, dtype = sig.return_type, sig.args[1].dtype
     shape = tile.shape
     p = args[1]
     step, m, n = (context.cast(builder, args[i], sig.args[i], _intp()) for i in (2, 3, 4))
-    out = ir.Constant(tile.llvm, ir.Undefined)
+    whole = _is_whole(builder, shape, m, n)
+    if whole is True:
+        return _load_whole(builder, tile, p, dtype, step)
+    # Whole tiles are the rule and take no decision a row.
+    with builder.if_else(whole, likely=True) as (then, otherwise):
+        with then:
+            fast, fast_end = _load_whole(builder, tile, p, dtype, step), builder.block
+        with otherwise:
+            slow = _load_edge(context, builder, tile, p, dtype, step, m, n)
+            slow_end = builder.block
+    out = builder.phi(tile.llvm)
+    out.add_incoming(fast, fast_end)
+    out.add_incoming(slow, slow_end)
+    return out
+
+
+def _load_whole(builder, tile, p, dtype: DType, step):
+    shape, out = tile.shape, ir.Constant(tile.llvm, ir.Undefined)
+    for i in range(shape.rows):
+        row = advance(builder, p, builder.mul(int64(i), step))
+        for v in range(shape.vectors):
+            at = advance(builder, row, v * shape.lanes * dtype.size)
+            vector = read(builder, at, dtype, shape.lanes)
+            out = builder.insert_value(out, vector, i * shape.vectors + v)
+    return out
+
+
+def _load_edge(context, builder, tile, p, dtype: DType, step, m, n):
+    """m x n elements; beyond them the last real row and the last real element of a row."""
+    shape, out = tile.shape, ir.Constant(tile.llvm, ir.Undefined)
     for i in range(shape.rows):
         inside = builder.icmp_signed("<", int64(i), m)
         row = builder.select(inside, int64(i), builder.sub(m, int64(1)))
@@ -313,18 +354,12 @@ def lower_tile_load(context, builder, sig, args):
             column = v * shape.lanes
             if isinstance(n, ir.Constant):
                 start = int64(min(column, n.constant - 1))
+                left = _minus(builder, n, start.constant)
             else:
                 # A vector wholly beyond n repeats the last real element.
-                start = builder.select(
-                    builder.icmp_signed("<", int64(column), n),
-                    int64(column),
-                    builder.sub(n, int64(1)),
-                )
-            left = (
-                _minus(builder, n, start.constant)
-                if isinstance(n, ir.Constant)
-                else builder.sub(n, start)
-            )
+                inside = builder.icmp_signed("<", int64(column), n)
+                start = builder.select(inside, int64(column), builder.sub(n, int64(1)))
+                left = builder.sub(n, start)
             here = advance(builder, at, builder.mul(start, int64(dtype.size)))
             vector = read_lanes(context, builder, here, dtype, shape.lanes, left)
             out = builder.insert_value(out, vector, i * shape.vectors + v)
@@ -335,6 +370,19 @@ def lower_tile_store(context, builder, sig, args):
     dtype, shape = sig.args[0].dtype, sig.args[2].shape
     p, t = args[0], args[2]
     step, m, n = (context.cast(builder, args[i], sig.args[i], _intp()) for i in (1, 3, 4))
+    whole = _is_whole(builder, shape, m, n)
+    if whole is True:
+        _store_rows(context, builder, p, t, shape, dtype, step, int64(shape.rows), n)
+        return
+    with builder.if_else(whole, likely=True) as (then, otherwise):
+        with then:
+            extents = int64(shape.rows), int64(shape.columns)
+            _store_rows(context, builder, p, t, shape, dtype, step, *extents)
+        with otherwise:
+            _store_rows(context, builder, p, t, shape, dtype, step, m, n)
+
+
+def _store_rows(context, builder, p, t, shape, dtype: DType, step, m, n):
     done = builder.append_basic_block("stored")
     for i in range(shape.rows):
         if i and not (isinstance(m, ir.Constant) and m.constant > i):

@@ -21,7 +21,7 @@ class CPULevel:
     flags: frozenset[str] = field(repr=False)
     unit: VectorUnit
     fused: bool = True
-    units: frozenset[str] = frozenset()  # panel units its dot-product instructions take
+    units: tuple[str, ...] = ()  # panel units of its dot products
 
 
 def _flags(text: str) -> frozenset[str]:
@@ -42,7 +42,11 @@ LEVELS = (
         _VNNI + ",+avx512bf16",
         _flags(_AVX512_FLAGS + " avx512_vnni avx512_bf16 fast_bf16_pairs"),
         VectorUnit(registers=32, bytes=64, latency=4, ports=2),
-        units=_flags("int16x2 int8x4 bfloat16x2"),
+        units=(
+            "int16x2",
+            "int8x4",
+            "bfloat16x2",
+        ),
     ),
     CPULevel(
         "avx512_vnni",
@@ -51,7 +55,10 @@ LEVELS = (
         _VNNI,
         _flags(_AVX512_FLAGS + " avx512_vnni"),
         VectorUnit(registers=32, bytes=64, latency=4, ports=2),
-        units=_flags("int16x2 int8x4"),
+        units=(
+            "int16x2",
+            "int8x4",
+        ),
     ),
     CPULevel(
         "avx512",
@@ -60,7 +67,7 @@ LEVELS = (
         _AVX512,
         _flags(_AVX512_FLAGS),
         VectorUnit(registers=32, bytes=64, latency=4, ports=2),
-        units=_flags("int16x2"),
+        units=("int16x2",),
     ),
     CPULevel(
         "avx2",
@@ -69,7 +76,7 @@ LEVELS = (
         _AVX2,
         _flags("avx2 fma f16c bmi2"),
         VectorUnit(registers=16, bytes=32, latency=5, ports=2),
-        units=_flags("int16x2"),
+        units=("int16x2",),
     ),
     CPULevel(
         "sse2",
@@ -79,7 +86,7 @@ LEVELS = (
         _flags("sse2"),
         VectorUnit(registers=16, bytes=16, latency=8, ports=1, temporaries=5),
         fused=False,
-        units=_flags("int16x2"),
+        units=("int16x2",),
     ),
     CPULevel(
         "neon",
