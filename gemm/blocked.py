@@ -178,6 +178,7 @@ def make_blocked(
     program=None,
     units: tuple[DType, DType] | None = None,
     ready_b: bool = False,
+    resume: bool = False,
 ):
     """The whole product for one worker of a team; see the parameters of `blocked` below.
 
@@ -203,6 +204,8 @@ def make_blocked(
         pack_a = pack_nothing
     if change_b is not None and not change_b.reads_acc:
         pack_b = pack_nothing
+
+    fresh = -1 if resume else 0  # the block of K that begins a chain
 
     def packed_panels(packed_b, b, brs, bcs, pc, beside, column, width, depth, kb):
         pack_b(packed_b, shift(b, pc * brs + beside * bcs), bcs, brs, width, depth)
@@ -254,7 +257,7 @@ def make_blocked(
                             height,
                             width,
                             kb,
-                            block == 0,
+                            block == fresh,
                             block == blocks - 1,
                             first_row + ic,
                             first_column + beside,

@@ -55,6 +55,7 @@ def product(
     kernel=None,
     epilogue=None,
     split_k=None,
+    resume=False,
 ):
     """out[...] = alpha * (a @ b) + beta * out.
 
@@ -64,6 +65,8 @@ def product(
     b. accumulate: accumulator dtype (default: docs/numerics.md). beta == 0 never reads out.
     threads: workers at most; kernel: 'LEVEL[:MRxNR][:MC,KC,NC]' forces one. epilogue: a program
     whose main output is `out`. split_k: parts of K that are summed afterwards (split_k.py).
+    resume: each chain goes on from what `out`, of the accumulator's dtype, holds: K in several
+    calls is one chain.
     """
     if split_k is not None:
         from . import split_k as parts
@@ -85,6 +88,15 @@ def product(
             scaled(a, b, out, alpha, beta, accumulate=accumulate, threads=threads, kernel=kernel)
         return
     if out.size == 0:
+        return
+    if resume:
+        allowed = get_num_threads() if threads is None else checked(threads)
+        plan, batch, rows, scratch_home = planned(a, b, out, accumulate, allowed, kernel, True)
+        if scratch_home:
+            raise ValueError(
+                f"resume needs adjacent columns of the accumulator's dtype: {out.dtype}"
+            )
+        execute(plan, a, b, out, batch, rows, scratch_home)
         return
     if kernel is None and symmetric.applies(a, b, out):
         symmetric.product(a, b, out, lambda x, y, part: product(
@@ -128,7 +140,7 @@ def _layout(b, size: int) -> str:
     return "columns" if cs == size or b.shape[-1] == 1 else "rows" if rs == size else "none"
 
 
-def planned(a, b, out, accumulate, allowed: int, kernel: str | None):
+def planned(a, b, out, accumulate, allowed: int, kernel: str | None, resume: bool = False):
     """(plan, number of matrices, their steps, whether K blocks rest in scratch) of a product."""
     m, k = a.shape[-2:]
     n = b.shape[-1]
@@ -139,7 +151,7 @@ def planned(a, b, out, accumulate, allowed: int, kernel: str | None):
     isa = None if kernel else environment("GEMM_ISA")
     adjacent = n == 1 or out.strides[-1] == out.itemsize
     plan = make_plan(ta, tb, to, acc, m, n, k, batch, scratch_home, allowed, kernel, isa, None,
-                     _layout(b, b.itemsize), adjacent)  # fmt: skip
+                     _layout(b, b.itemsize), adjacent, resume)  # fmt: skip
     return plan, batch, rows, scratch_home
 
 

@@ -20,7 +20,7 @@ class KernelSpec:
     """family: which kernel; tile: its register tile; a, b, out: element types in memory.
 
     program: the write-back's; units: element types of the panels (grouping.py), None for values.
-    ready_b: B comes as panels (packed.py).
+    ready_b: B comes as panels (packed.py). resume: chains go on from what `out` holds.
     """
 
     family: str
@@ -32,6 +32,7 @@ class KernelSpec:
     program: object = None
     units: tuple[DType, DType] | None = None
     ready_b: bool = False
+    resume: bool = False
 
     @property
     def label(self) -> str:
@@ -47,7 +48,15 @@ class KernelSpec:
             from .blocked import make_blocked
 
             function = make_blocked(
-                tile, a, b, out, self.unroll, self.program, self.units, self.ready_b
+                tile,
+                a,
+                b,
+                out,
+                self.unroll,
+                self.program,
+                self.units,
+                self.ready_b,
+                self.resume,
             )
         elif self.family == "direct":
             from .small import make_direct

@@ -67,21 +67,23 @@ def family(a: DType, b: DType, acc: DType, m: int, n: int, k: int, b_layout: str
 @functools.lru_cache(maxsize=4096)
 def make_plan(a: DType, b: DType, out: DType, acc: DType, m: int, n: int, k: int, batch: int,
               scratch_home: bool, threads: int, kernel: str | None, isa: str | None,
-              program=None, b_layout: str = "columns", adjacent: bool = True) -> Plan:  # fmt: skip
+              program=None, b_layout: str = "columns", adjacent: bool = True,
+              resume: bool = False) -> Plan:  # fmt: skip
     """The plan of a problem; the same arguments give the same plan."""
     level, shape, named = parse_kernel(kernel)
     if kernel is None and isa:
         level = check_level(isa, "GEMM_ISA")
     threads = workers_for(level, acc, m * n * k * batch, threads)
     chosen = "blocked"
-    if shape is None and named is None and (program is None or program.suits(b_layout)):
+    free = shape is None and named is None and not resume
+    if free and (program is None or program.suits(b_layout)):
         chosen = family(a, b, acc, m, n, k, b_layout, adjacent, -(-threads // batch))
     if chosen == "direct" and program is None:
         return _direct(level, a, b, out, acc, batch, threads)
     if chosen == "skinny":
         return _skinny(level, a, b, out, acc, m, n, threads, program)
     return _blocked(level, shape, named, a, b, out, acc, m, n, k, batch, scratch_home, threads,
-                    kernel, program)  # fmt: skip
+                    kernel, program, resume)  # fmt: skip
 
 
 def _direct(level, a, b, out, acc, batch, threads) -> Plan:
@@ -159,13 +161,14 @@ def panel_units(level: str, a: DType, b: DType, out: DType, acc: DType):
 
 
 def _blocked(level, shape, named, a, b, out, acc, m, n, k, batch, scratch_home, threads, kernel,
-             program) -> Plan:  # fmt: skip
+             program, resume=False) -> Plan:  # fmt: skip
     from gemm.backends.cpu.machine import machine
 
     tile = tile_for(level, acc, shape, program is not None and program.needs_pairs)
     plain = program is None or (program.pack_a is None and program.pack_b is None)
     units = panel_units(level, a, b, out, acc) if plain else None
-    spec = KernelSpec("blocked", tile, a, b, out, program=program, units=units)
+    spec = KernelSpec("blocked", tile, a, b, out, program=program, units=units,
+                      resume=resume)  # fmt: skip
     splits = (True, True) if program is None else program.splits
     caches = machine().caches
     blocks = planning.cache_blocks(tile, caches)

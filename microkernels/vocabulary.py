@@ -130,6 +130,16 @@ def gather_lanes(p, step, lanes, n):
     return np.asarray([load(shift(p, min(j, int(n) - 1) * step)) for j in range(lanes)])
 
 
+def load_alternate(p, lanes, n):
+    """Lane j is element 2 * min(j, n - 1) from p on, widened; nothing beyond that is read.
+
+    n >= 1. Cost: two loads and a shuffle.
+    """
+    n = min(int(n), lanes)
+    values = p.view(2 * n - 1, storage(p.dtype))[::2].astype(computed(p.dtype))
+    return np.concatenate([values, np.repeat(values[-1:], lanes - n)])
+
+
 def broadcast(x, lanes):
     """x in every lane. Cost: free as the operand of a fused multiply-add on most machines."""
     return np.repeat(np.asarray([x]), lanes)
@@ -194,6 +204,17 @@ def outer_accumulate(t, a, row_step, b, n):
     return out
 
 
+def rows_accumulate(t, a, row_step, x, n):
+    """t[i, j] = fma(a[i, min(j, n - 1)], x[j], t[i, j]): rows that share factors but not values.
+
+    t: one vector a row; a: rows of n adjacent values, `row_step` bytes apart, widened; x: lanes.
+    Real types. Cost: `rows` fused multiply-adds and loads.
+    """
+    rows, lanes = t.shape
+    av = np.stack([load_lanes(shift(a, i * row_step), lanes, n) for i in range(rows)])
+    return fused_multiply_add(av, np.asarray(x)[None], t)
+
+
 def tile_multiply_add(t, x, y):
     """t[i, v] = fma(t[i, v], x, y) for every vector v of every row; x, y: lanes of t's type.
 
@@ -245,6 +266,7 @@ WORDS = (
     store_lanes,
     scatter_lanes,
     gather_lanes,
+    load_alternate,
     broadcast,
     tile_zeros,
     tile_load,
@@ -252,6 +274,7 @@ WORDS = (
     tile_spill,
     tile_transpose,
     outer_accumulate,
+    rows_accumulate,
     tile_multiply_add,
     lesser,
     greater,

@@ -1,22 +1,29 @@
 """Every distinct convolution of ResNet-50 and MobileNetV2 against PyTorch and onnxruntime.
 
-``python -m gemm.perf.convolution [--batch 1 8] [--threads 1 2] [--network resnet50 mobilenetv2]``
+    python -m gemm.perf.convolution [--network resnet50 mobilenetv2] [--batch 1 8] [--threads 1 2]
+        [--dtype float32 int8] [--seconds 1] [--limit 170] [--store FILE.json] [--report]
 
-Both sides have their weights arranged ahead of time where they can. Ours runs in NCHW and in NHWC,
-PyTorch (oneDNN) in its better layout, onnxruntime in NCHW. The variants of a layer are interleaved
-round by round in one process and the median is taken. Printed: a line a layer, then the geometric
-means and the worst layer, which are what the project holds itself to.
+Both sides have their weights arranged ahead of time where they can, and both allocate their
+results. Ours runs in NCHW and in NHWC, PyTorch (oneDNN) too, and the better counts for each;
+onnxruntime runs in NCHW. The variants of a layer are interleaved round by round in one process and
+the median is taken. Before it is timed, each result is compared with the first peer's.
+
+With --store results are kept and layers that are there already are not measured again, so that a
+run may be cut into pieces (--limit: seconds after which no layer is begun). --report only prints.
+Printed: a line a layer, then the geometric means and the worst layer of every rule that the project
+holds itself to.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import math
-import os
 import statistics
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -105,55 +112,62 @@ def distinct(network: str) -> list[Layer]:
     return list(dict.fromkeys(NETWORKS[network]()))
 
 
-def _ours(layer: Layer, x: np.ndarray, w: np.ndarray, threads: int) -> dict[str, Callable]:
+Calls = dict[str, Callable[[], Any]]
+
+
+def _operands(layer: Layer, batch: int) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((batch, layer.channels, layer.extent, layer.extent), np.float32)
+    taps = (layer.channels // layer.groups, layer.kernel, layer.kernel)
+    return x, rng.standard_normal((layer.filters, *taps), np.float32)
+
+
+def _ours(layer: Layer, x: np.ndarray, w: np.ndarray, threads: int) -> Calls:
     import gemm.convolution as convolution
 
     filters = convolution.pack_filters(w, layer.groups)
     last = np.ascontiguousarray(np.moveaxis(x, 1, -1))
-    shape = (len(x), layer.filters, layer.output, layer.output)
-    first_out = np.empty(shape, x.dtype)
-    last_out = np.ascontiguousarray(np.moveaxis(first_out, 1, -1))
-    common = (filters, None, layer.stride, layer.padding)
 
-    def run(x: np.ndarray, layout: str, out: np.ndarray, algorithm: str) -> Callable:
+    def run(x: np.ndarray, layout: str, algorithm: str = "auto") -> Callable[[], Any]:
         return lambda: convolution.conv2d(
-            x, *common, layout=layout, out=out, algorithm=algorithm, threads=threads
-        )
+            x, filters, None, layer.stride, layer.padding, layout=layout, algorithm=algorithm,
+            threads=threads,
+        )  # fmt: skip
 
-    variants = {
-        "ours NCHW": run(x, "NCHW", first_out, "auto"),
-        "ours NHWC": run(last, "NHWC", last_out, "auto"),
-    }
+    variants = {"ours NCHW": run(x, "NCHW"), "ours NHWC": run(last, "NHWC")}
     if layer.kind == "dense":
-        for algorithm in ("im2col", "implicit", "indirect"):
-            variants[algorithm] = run(last, "NHWC", last_out, algorithm)
+        for algorithm in ("im2col", "indirect"):
+            variants[algorithm] = run(last, "NHWC", algorithm)
+    if layer.kind == "depthwise" and layer.filters <= 160:
+        # The dense layer that it replaces.
+        whole = np.zeros((layer.filters, layer.channels, layer.kernel, layer.kernel), np.float32)
+        dense = convolution.pack_filters(whole)
+        variants["dense NHWC"] = lambda: convolution.conv2d(
+            last, dense, None, layer.stride, layer.padding, layout="NHWC", threads=threads
+        )
     return variants
 
 
-def _torch(layer: Layer, x: np.ndarray, w: np.ndarray, threads: int) -> dict[str, Callable]:
+def _torch(layer: Layer, x: np.ndarray, w: np.ndarray, threads: int) -> Calls:
     import torch
 
     torch.set_num_threads(threads)
+    pads, steps = [layer.padding] * 2, [layer.stride] * 2
     options = (None, layer.stride, layer.padding, 1, layer.groups)
-    variants = {}
+    variants: Calls = {}
     for name, order in (("NCHW", torch.contiguous_format), ("NHWC", torch.channels_last)):
         a = torch.from_numpy(x).to(memory_format=order)
         b = torch.from_numpy(w).to(memory_format=order)
+        # What torch.compile does with frozen weights.
         reordered = torch.ops.mkldnn._reorder_convolution_weight(
-            b.to_mkldnn(),
-            [layer.padding] * 2,
-            [layer.stride] * 2,
-            [1, 1],
-            layer.groups,
-            list(a.shape),
+            b, pads, steps, [1, 1], layer.groups, list(a.shape)
         )
-        pads, steps = [layer.padding] * 2, [layer.stride] * 2
 
         def plain(a: Any = a, b: Any = b) -> Any:
             with torch.inference_mode():
                 return torch.nn.functional.conv2d(a, b, *options)
 
-        def ahead(a: Any = a, b: Any = reordered, pads: Any = pads, steps: Any = steps) -> Any:
+        def ahead(a: Any = a, b: Any = reordered) -> Any:
             with torch.inference_mode():
                 return torch.ops.mkldnn._convolution_pointwise(
                     a, b, None, pads, steps, [1, 1], layer.groups, "none", [], ""
@@ -164,36 +178,91 @@ def _torch(layer: Layer, x: np.ndarray, w: np.ndarray, threads: int) -> dict[str
     return variants
 
 
-def _onnxruntime(layer: Layer, x: np.ndarray, w: np.ndarray, threads: int) -> dict[str, Callable]:
+def _session(nodes: list, inputs: dict, constants: dict, threads: int) -> Calls:
     import onnx
     import onnxruntime
-    from onnx import TensorProto, helper
+    from onnx import helper, numpy_helper
 
-    node = helper.make_node(
-        "Conv",
-        ["x", "w"],
-        ["y"],
-        pads=[layer.padding] * 4,
-        strides=[layer.stride] * 2,
-        group=layer.groups,
-    )
+    infos = [
+        helper.make_tensor_value_info(
+            name, helper.np_dtype_to_tensor_dtype(value.dtype), value.shape
+        )
+        for name, value in inputs.items()
+    ]
+    kind = next(iter(inputs.values())).dtype
     graph = helper.make_graph(
-        [node],
-        "layer",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, x.shape)],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, list("nchw"))],
-        [onnx.numpy_helper.from_array(w, "w")],
-    )
+        nodes, "layer", infos,
+        [helper.make_tensor_value_info("y", helper.np_dtype_to_tensor_dtype(kind), list("nchw"))],
+        [numpy_helper.from_array(value, name) for name, value in constants.items()],
+    )  # fmt: skip
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=9)
+    onnx.checker.check_model(model)
     options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = threads
+    options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
     session = onnxruntime.InferenceSession(
         model.SerializeToString(), options, providers=["CPUExecutionProvider"]
     )
-    return {"onnxruntime": lambda: session.run(None, {"x": x})}
+    return {"onnxruntime": lambda: session.run(None, inputs)[0]}
 
 
-def _medians(variants: dict[str, Callable], seconds: float) -> dict[str, float]:
+def _attributes(layer: Layer) -> dict[str, Any]:
+    return {
+        "pads": [layer.padding] * 4, "strides": [layer.stride] * 2, "group": layer.groups,
+        "kernel_shape": [layer.kernel] * 2,
+    }  # fmt: skip
+
+
+def _onnxruntime(layer: Layer, x: np.ndarray, w: np.ndarray, threads: int) -> Calls:
+    from onnx import helper
+
+    node = helper.make_node("Conv", ["x", "w"], ["y"], **_attributes(layer))
+    return _session([node], {"x": x}, {"w": w}, threads)
+
+
+ZEROS = 128, 120  # zero points of the 8-bit input and output
+
+
+def _quantised(layer: Layer, batch: int, threads: int) -> Calls:
+    """uint8 by int8 to uint8, requantised in the write-back, against QLinearConv."""
+    from onnx import helper
+
+    import gemm
+    from gemm import convolution
+    from gemm.epilogues import as_type, nearest
+
+    rng = np.random.default_rng(0)
+    x = rng.integers(0, 256, (batch, layer.channels, layer.extent, layer.extent), np.uint8)
+    taps = (layer.channels // layer.groups, layer.kernel, layer.kernel)
+    w = rng.integers(-127, 128, (layer.filters, *taps), np.int8)
+    scale = np.float32(1 / (128 * math.sqrt(math.prod(taps))))
+
+    @gemm.epilogue
+    def requantised(acc, scale, zero):
+        return as_type(min(max(nearest(acc * scale) + zero, 0.0), 255.0), "uint8")
+
+    filters = convolution.pack_filters(w, layer.groups)
+    last = np.ascontiguousarray(np.moveaxis(x, 1, -1))
+    bound = requantised(scale=scale, zero=np.float32(ZEROS[1]))
+
+    def run(x: np.ndarray, layout: str) -> Callable[[], Any]:
+        return lambda: convolution.conv2d(
+            x, filters, None, layer.stride, layer.padding, layout=layout, threads=threads,
+            x_zero_point=ZEROS[0], epilogue=bound,
+        )  # fmt: skip
+
+    variants = {"ours NCHW": run(x, "NCHW"), "ours NHWC": run(last, "NHWC")}
+    constants = {
+        "xs": np.float32(1), "xz": np.uint8(ZEROS[0]), "w": w, "ws": scale, "wz": np.int8(0),
+        "ys": np.float32(1), "yz": np.uint8(ZEROS[1]),
+    }  # fmt: skip
+    constants = {name: np.asarray(value) for name, value in constants.items()}
+    names = ["x", "xs", "xz", "w", "ws", "wz", "ys", "yz"]
+    node = helper.make_node("QLinearConv", names, ["y"], **_attributes(layer))
+    variants.update(_session([node], {"x": x}, constants, threads))
+    return variants
+
+
+def _medians(variants: Calls, seconds: float) -> dict[str, float]:
     """Median seconds a call of each variant, interleaved for about ``seconds`` in all."""
     samples: dict[str, list[float]] = {name: [] for name in variants}
     for call in variants.values():
@@ -208,63 +277,122 @@ def _medians(variants: dict[str, Callable], seconds: float) -> dict[str, float]:
     return {name: statistics.median(values) for name, values in samples.items()}
 
 
+def _check(variants: Calls, exact: bool) -> None:
+    """Raise AssertionError unless all variants agree; 8-bit results may round a half apart."""
+    results = {}
+    for name, call in variants.items():
+        value = np.asarray(call())
+        if name in ("ours NHWC", "im2col", "indirect"):
+            value = np.moveaxis(value, -1, 1)
+        if not name.startswith("dense"):
+            results[name] = value.astype(np.float64)
+    wanted = results["onnxruntime"]
+    for name, value in results.items():
+        limit = 1 if exact else 1e-4 * abs(wanted).max()
+        worst = abs(value - wanted).max()
+        assert worst <= limit, f"{name} differs from onnxruntime by {worst}"
+
+
+def _measure(
+    layer: Layer, batch: int, threads: int, dtype: str, seconds: float
+) -> dict[str, float]:
+    if dtype == "int8":
+        variants = _quantised(layer, batch, threads)
+    else:
+        x, w = _operands(layer, batch)
+        variants = _ours(layer, x, w, threads)
+        for peer in (_torch, _onnxruntime):
+            variants.update(peer(layer, x, w, threads))
+    _check(variants, dtype == "int8")
+    return _medians(variants, seconds)
+
+
 def _mean(ratios: list[float]) -> float:
     return math.exp(statistics.fmean(map(math.log, ratios)))
 
 
-def _measure(layer: Layer, batch: int, threads: int, seconds: float) -> dict[str, float]:
-    rng = np.random.default_rng(0)
-    x = rng.standard_normal((batch, layer.channels, layer.extent, layer.extent), np.float32)
-    taps = (layer.channels // layer.groups, layer.kernel, layer.kernel)
-    w = rng.standard_normal((layer.filters, *taps), np.float32)
-    variants = _ours(layer, x, w, threads)
-    for peer in (_torch, _onnxruntime):
-        try:
-            variants.update(peer(layer, x, w, threads))
-        except ImportError as error:
-            print(f"  left out: {error}")
-    return _medians(variants, seconds)
+def _line(layer: Layer, batch: int, times: dict[str, float]) -> str:
+    ours = min(times["ours NCHW"], times["ours NHWC"])
+    theirs = min(t for n, t in times.items() if n.startswith(("torch", "onnxruntime")))
+    columns = "  ".join(f"{name} {1e3 * t:.3f}" for name, t in times.items())
+    shape = f"{layer.channels}>{layer.filters} {layer.kernel}x{layer.kernel}/{layer.stride}"
+    rate = batch * layer.flops / ours / 1e9
+    return f"{shape:<16} at {layer.extent:<3} {rate:6.0f} GFLOP/s {theirs / ours:5.2f}  {columns}"
 
 
-def main() -> None:
+def summary(entries: list[tuple[Layer, dict[str, float]]]) -> list[str]:
+    """The rules of the project for layers measured alike: one line a rule."""
+    rules: dict[str, list[float]] = {}
+
+    def note(rule: str, ratio: float) -> None:
+        rules.setdefault(rule, []).append(ratio)
+
+    for layer, times in entries:
+        ours = min(times["ours NCHW"], times["ours NHWC"])
+        onnx = times["onnxruntime"]
+        torch = min((t for n, t in times.items() if n.startswith("torch")), default=math.nan)
+        if math.isnan(torch):
+            note("8 bits, better layout / onnxruntime", onnx / ours)
+            continue
+        if layer.kind == "depthwise":
+            note("depthwise, better layout / PyTorch", torch / ours)
+        note("better layout / PyTorch", torch / ours)
+        note("NCHW alone / PyTorch", torch / times["ours NCHW"])
+        note("better layout / onnxruntime", onnx / ours)
+        if "im2col" in times:
+            gathered = min(times["ours NHWC"], times["indirect"])
+            note("gathered / im2col, kernels above 1x1", times["im2col"] / gathered)
+            if layer.filters == 64:
+                note("gathered / im2col, 64 filters", times["im2col"] / gathered)
+        if "dense NHWC" in times:
+            note("depthwise / the dense layer it replaces", times["dense NHWC"] / ours)
+    return [
+        f"{rule}: geometric mean {_mean(r):.2f}, worst {min(r):.2f} of {len(r)}"
+        for rule, r in rules.items()
+    ]
+
+
+def main(given: list[str] | None = None) -> None:
     """Measure and print; see the module docstring."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    assert __doc__
+    parser = argparse.ArgumentParser(
+        prog="python -m gemm.perf.convolution", description=__doc__.splitlines()[0]
+    )
     parser.add_argument("--network", nargs="+", choices=NETWORKS, default=list(NETWORKS))
     parser.add_argument("--batch", nargs="+", type=int, default=[1, 8])
     parser.add_argument("--threads", nargs="+", type=int, default=[1, 2])
+    parser.add_argument("--dtype", nargs="+", choices=("float32", "int8"), default=["float32"])
     parser.add_argument("--seconds", type=float, default=1.0, help="a layer")
-    arguments = parser.parse_args()
-    print(f"{os.cpu_count()} logical cores; milliseconds; ratio = theirs / ours, above 1 is faster")
-    for network in arguments.network:
-        for batch in arguments.batch:
-            for threads in arguments.threads:
-                _table(network, batch, threads, arguments.seconds)
+    parser.add_argument("--limit", type=float, default=math.inf, help="begin no layer after it")
+    parser.add_argument("--store", type=Path, help="JSON file to keep results in and go on from")
+    parser.add_argument("--report", action="store_true", help="measure nothing")
+    options = parser.parse_args(given)
+    if given is None and not options.report:
+        from .machine import restarted
 
-
-def _table(network: str, batch: int, threads: int, seconds: float) -> None:
-    print(f"\n{network}, batch {batch}, {threads} threads")
-    better: list[float] = []
-    depth: list[float] = []
-    first, gather = [], []
-    for layer in distinct(network):
-        times = _measure(layer, batch, threads, seconds)
-        theirs = min((t for n, t in times.items() if n.startswith("torch")), default=math.nan)
-        ours = min(times["ours NCHW"], times["ours NHWC"])
-        (depth if layer.kind == "depthwise" else better).append(theirs / ours)
-        first.append(theirs / times["ours NCHW"])
-        if "im2col" in times:
-            gather.append(times["im2col"] / min(times["implicit"], times["indirect"]))
-        columns = "  ".join(f"{name} {1e3 * t:.3f}" for name, t in times.items())
-        rate = batch * layer.flops / ours / 1e9
-        print(f"{layer}  {rate:.0f} GFLOP/s  ratio {theirs / ours:.2f}\n    {columns}")
-    for name, ratios in (
-        ("better layout, dense and 1x1", better),
-        ("NCHW alone, all layers", first),
-        ("depthwise", depth),
-        ("gathered against im2col", gather),
-    ):
-        if ratios:
-            print(f"{name}: geometric mean {_mean(ratios):.2f}, worst {min(ratios):.2f}")
+        restarted("gemm.perf.convolution", max(options.threads))
+    kept: dict[str, dict[str, float]] = {}
+    if options.store and options.store.exists():
+        kept = json.loads(options.store.read_text())
+    end = time.monotonic() + options.limit
+    print("milliseconds a call; ratio = best peer / ours, above 1 is faster")
+    for network in options.network:
+        for dtype in options.dtype:
+            for batch in options.batch:
+                for threads in options.threads:
+                    print(f"\n{network}, {dtype}, batch {batch}, {threads} thread(s)")
+                    entries = []
+                    for layer in distinct(network):
+                        text = " ".join(map(str, (dtype, batch, threads, *astuple(layer))))
+                        if text not in kept:
+                            if options.report or time.monotonic() > end:
+                                continue
+                            kept[text] = _measure(layer, batch, threads, dtype, options.seconds)
+                            if options.store:
+                                options.store.write_text(json.dumps(kept, indent=1))
+                        entries.append((layer, kept[text]))
+                        print(_line(layer, batch, kept[text]), flush=True)
+                    print("\n".join(summary(entries)), flush=True)
 
 
 if __name__ == "__main__":

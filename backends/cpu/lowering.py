@@ -280,6 +280,25 @@ def lower_gather_lanes(context, builder, sig, args):
     return widen(builder, out, dtype)
 
 
+def lower_load_alternate(context, builder, sig, args):
+    """Two vectors side by side, every other element of both; the second may lie beyond the end."""
+    p, dtype, lanes = args[0], sig.args[0].dtype, values.constant(sig.args[1])
+    n = context.cast(builder, args[2], sig.args[2], _intp())
+    n = builder.select(builder.icmp_signed("<", n, int64(lanes)), n, int64(lanes))
+    count = builder.sub(builder.add(n, n), int64(1))
+    low = read_lanes(context, builder, p, dtype, lanes, count)
+    rest = builder.sub(count, int64(lanes))
+    some = builder.icmp_signed(">", rest, int64(0))
+    # Where nothing is left the last element stands for it.
+    start = builder.select(some, int64(lanes), builder.sub(count, int64(1)))
+    at = advance(builder, p, builder.mul(start, int64(dtype.size)))
+    high = read_lanes(context, builder, at, dtype, lanes, builder.select(some, rest, int64(1)))
+    parts = dtype.components
+    order = [parts * 2 * lane + part for lane in range(lanes) for part in range(parts)]
+    mask = ir.Constant(ir.VectorType(I32, lanes * parts), order)
+    return builder.shuffle_vector(low, high, mask)
+
+
 def lower_broadcast(context, builder, sig, args):
     from numba.core.types import unliteral
 
@@ -518,6 +537,19 @@ def lower_outer_accumulate(context, builder, sig, args):
     return t
 
 
+def lower_rows_accumulate(context, builder, sig, args):
+    t, a, _, x, _ = args
+    shape, dtype = sig.args[0].shape, sig.args[1].dtype
+    step = context.cast(builder, args[2], sig.args[2], _intp())
+    n = context.cast(builder, args[4], sig.args[4], _intp())
+    for i in range(shape.rows):
+        at = advance(builder, a, builder.mul(int64(i), step))
+        values_ = read_lanes(context, builder, at, dtype, shape.lanes, n)
+        new = multiply_add(context, builder, values_, x, builder.extract_value(t, i))
+        t = builder.insert_value(t, new, i)
+    return t
+
+
 def lower_tile_multiply_add(context, builder, sig, args):
     t, x, y = args
     for index in range(t.type.count):
@@ -547,6 +579,7 @@ LOWERINGS = {
     words.store_lanes: lower_store_lanes,
     words.scatter_lanes: lower_scatter_lanes,
     words.gather_lanes: lower_gather_lanes,
+    words.load_alternate: lower_load_alternate,
     words.broadcast: lower_broadcast,
     words.tile_zeros: lower_tile_zeros,
     words.tile_load: lower_tile_load,
@@ -554,6 +587,7 @@ LOWERINGS = {
     words.tile_spill: lower_tile_spill,
     words.tile_transpose: lower_tile_transpose,
     words.outer_accumulate: lower_outer_accumulate,
+    words.rows_accumulate: lower_rows_accumulate,
     words.tile_multiply_add: lower_tile_multiply_add,
     words.lesser: _choose("<"),
     words.greater: _choose(">"),

@@ -9,9 +9,66 @@ from typing import Any
 import numpy as np
 
 from gemm.convolution import forward, geometry, layouts, operands, transposed
+from gemm.convolution.filters import PackedFilters
 from gemm.convolution.write_back import WriteBack, of_epilogue
+from gemm.targets import environment
+from gemm.threads import checked, get_num_threads
 
 Function = Callable[..., np.ndarray]
+
+
+KEPT = 16  # calls that one set of packed filters remembers
+
+
+def key(
+    x, w, bias, stride, padding, dilation, groups, layout, x_zero_point, w_zero_point, epilogue,
+    algorithm, out, threads,
+) -> Any:  # fmt: skip
+    """What a convolution with packed filters depends on beside values, None for another call.
+
+    A repeated call costs a look-up: the rule, the kernel and the team are the same for arrays of
+    the same shapes, strides and dtypes.
+    """
+    if (
+        type(w) is not PackedFilters
+        or type(x) is not np.ndarray
+        or not (bias is None or (type(bias) is np.ndarray and bias.dtype.isnative))
+        or not (out is None or type(out) is np.ndarray)
+        or not (x_zero_point is None or type(x_zero_point) is int)
+        or w_zero_point is not None
+    ):
+        return None
+    into = None if out is None else (out.shape, out.strides, out.dtype)
+    allowed = get_num_threads() if threads is None else checked(threads)
+    made = (
+        x.shape, x.strides, x.dtype, into, stride, padding, dilation, groups, layout, algorithm,
+        allowed, environment("GEMM_ISA"), x_zero_point, id(bias), id(epilogue),
+    )  # fmt: skip
+    try:
+        hash(made)
+    except TypeError:
+        return None
+    return made
+
+
+def repeated(call: Any, x: np.ndarray, out: np.ndarray | None) -> Any:
+    """The result of a call that `keep` kept, None where it does not apply to these arrays."""
+    if call is None or not x.flags.aligned:
+        return None
+    repeat, shape, dtype, _ = call
+    if out is None:
+        out = operands.empty(shape, dtype)
+    elif not (out.flags.writeable and out.flags.aligned) or np.may_share_memory(out, x):
+        return None
+    repeat(x, out)
+    return out
+
+
+def keep(w: PackedFilters, key: Any, repeat: Any, result: np.ndarray, held: Any) -> None:
+    """Remember a call; ``held`` are the objects whose identity its key names."""
+    if len(w.calls) >= KEPT:
+        w.calls.clear()
+    w.calls[key] = repeat, result.shape, result.dtype, held
 
 
 def grouped(array: np.ndarray, groups: int, axis: int = 1) -> np.ndarray:

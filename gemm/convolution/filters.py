@@ -1,50 +1,90 @@
 """Filters as operand B: one (taps * channels, filters) matrix a group, channels innermost in its
-rows.
+rows, arranged once as the kernel reads it.
 """
 
 from __future__ import annotations
 
 import math
 import weakref
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
+from gemm import targets
 from gemm.convolution import layouts, operands
+from gemm.convolution.depthwise import Taps, taps_of
 from gemm.convolution.geometry import Phase
+from gemm.convolution.product import Panels, panels_of
+from gemm.microkernels import dtypes
+from gemm.microkernels.dtypes import DType
+from gemm.planner import panel_units
 
 
 @dataclass(frozen=True, eq=False)
 class PackedFilters:
     """Filters arranged once for any number of convolutions; made by `pack_filters`.
 
-    ``matrix`` is (groups, taps * channels, filters). It is a copy, so later changes of the array
-    that it was made from do not show.
+    They lie in panels of the machine's kernel (product.py), or tap by tap for a depthwise
+    convolution (depthwise.py). It is a copy, so later changes of the array that it was made from do
+    not show. dtype: of the filters. channels: of one group.
     """
 
-    matrix: np.ndarray
     kernel: tuple[int, ...]
+    channels: int
+    dtype: np.dtype
+    operand: Panels | Taps
+    calls: dict[Any, Any] = field(default_factory=dict, repr=False)
 
     @property
     def groups(self) -> int:
         """Number of groups."""
-        return self.matrix.shape[0]
-
-    @property
-    def channels(self) -> int:
-        """Input channels of one group."""
-        return self.matrix.shape[1] // math.prod(self.kernel)
+        return self.operand.groups
 
     @property
     def out_channels(self) -> int:
         """Output channels of all groups."""
-        return self.matrix.shape[0] * self.matrix.shape[2]
+        return self.operand.groups * self.operand.count
 
     @property
-    def dtype(self) -> np.dtype:
-        """The dtype of the filters."""
-        return self.matrix.dtype
+    def matrix(self) -> np.ndarray:
+        """(groups, taps * channels, filters), in the filters' dtype: a copy."""
+        return self.operand.matrix().astype(self.dtype)
+
+    def as_for(self, level: str, dtype: np.dtype, acc: DType) -> PackedFilters:
+        """The same for another instruction-set level, dtype or accumulator; itself where nothing
+        changes.
+        """
+        operand = self.operand
+        if level == operand.level and dtype == self.dtype and operand.tile.dtype is acc:
+            return self
+        return arrange(self.matrix.astype(dtype, copy=False), self.kernel, level, acc)
+
+
+def arrange(
+    matrix: np.ndarray,
+    kernel: tuple[int, ...],
+    level: str | None = None,
+    acc: DType | None = None,
+) -> PackedFilters:
+    """(groups, taps * channels, filters) as the kernels of a level (the best one) read it."""
+    level = targets.default_level() if level is None else level
+    if acc is None:
+        kind = targets.element_type(matrix.dtype)
+        acc = targets.accumulator(kind, kind)
+    tile = targets.tile_for(level, acc, None)
+    channels = matrix.shape[1] // max(math.prod(kernel), 1)
+    operand: Panels | Taps
+    if matrix.shape[0] > 1 and channels == matrix.shape[2] == 1 and tile.dtype.kind != "c":
+        operand = taps_of(matrix, level, tile)
+    else:
+        units = None
+        if matrix.dtype == np.int8 and acc is dtypes.int32:
+            units = panel_units(level, dtypes.uint8, dtypes.int8, acc, acc)
+            units = units if units is not None and units[0].group == 4 else None
+        operand = panels_of(matrix, level, tile, units)
+    return PackedFilters(tuple(kernel), channels, matrix.dtype, operand)
 
 
 def pack_filters(
@@ -54,8 +94,8 @@ def pack_filters(
     ``w``.
 
     w: (O, I, *kernel) or (O, *kernel, I) by ``layout``, any dtype and strides; O divisible by
-    ``groups``. Raises ValueError or TypeError as the convolution itself would. The copy is as large
-    as ``w``.
+    ``groups``. Raises ValueError or TypeError as the convolution itself would. The copy is in the
+    accumulator's dtype, its filters rounded up to whole panels.
     """
     name = "pack_filters"
     w = operands.array(name, "w", w)
@@ -64,7 +104,7 @@ def pack_filters(
         raise ValueError(f"{name}: w must have 3, 4 or 5 axes, got shape {w.shape}")
     w = layouts.view(w, layouts.parse(name, layout, rank).filter)
     operands.check_groups(name, groups, w.shape[0])
-    return PackedFilters(matrix(w, groups).copy(order="K"), w.shape[2:])
+    return arrange(matrix(w, groups), w.shape[2:])
 
 
 def matrix(w: np.ndarray, groups: int) -> np.ndarray:
@@ -89,26 +129,25 @@ def transposed_matrix(w: np.ndarray, groups: int, phase: Phase) -> np.ndarray:
     return w.reshape(groups, math.prod(w.shape[1:-1]), channels)
 
 
-_packed: dict[tuple[int, int], tuple[weakref.ref[Any], bytes, np.ndarray]] = {}
+_packed: dict[Any, tuple[weakref.ref[Any], bytes, Any]] = {}
 
 
-def cached(owner: Any, w: np.ndarray, groups: int) -> np.ndarray:
-    """`matrix` of ``w``, arranged once for as long as ``owner`` lives and its values stay.
+def cached(owner: Any, w: np.ndarray, key: Any, build: Callable[[], Any]) -> Any:
+    """``build()``, made once for as long as ``owner`` lives and the values of ``w`` stay.
 
-    ``owner`` is what holds the filters, a tensor or an array. A digest of the values, read at
-    memory speed, finds every change in place, those that no version counter sees included. Filters
-    that need no rearranging, or that lie scattered in memory, are not kept.
+    ``owner`` is what holds the filters, a tensor or an array; ``key`` tells its uses apart. A
+    digest of the values, read at memory speed, finds every change in place, those that no version
+    counter sees included. Filters that lie scattered in memory are not kept.
     """
-    rows = np.moveaxis(w, 1, -1)
     values = w.ravel(order="K")
-    if w.size == 0 or rows.flags.c_contiguous or not np.may_share_memory(values, w):
-        return matrix(w, groups)
-    key, digest = (id(owner), groups), _digest(values)
-    kept = _packed.get(key)
+    if w.size == 0 or not np.may_share_memory(values, w):
+        return build()
+    name, digest = (id(owner), key), _digest(values)
+    kept = _packed.get(name)
     if kept is not None and kept[0]() is owner and kept[1] == digest:
         return kept[2]
-    packed = matrix(w, groups)
-    _packed[key] = weakref.ref(owner, lambda _: _packed.pop(key, None)), digest, packed
+    packed = build()
+    _packed[name] = weakref.ref(owner, lambda _: _packed.pop(name, None)), digest, packed
     return packed
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from gemm.convolution import filters, forward, geometry, layouts, operands
+from gemm.convolution import calls, filters, forward, geometry, layouts, operands
 from gemm.convolution.calls import Function, collect, grouped, named, operand_pair, write_back_of
 from gemm.convolution.filters import PackedFilters
 
@@ -37,6 +37,15 @@ def _conv(rank: int) -> Function:
         out: np.ndarray | None = None,
         threads: int | None = None,
     ) -> np.ndarray:
+        key = calls.key(
+            x, w, bias, stride, padding, dilation, groups, layout, x_zero_point, w_zero_point,
+            epilogue, algorithm, out, threads,
+        )  # fmt: skip
+        if key is not None and isinstance(w, PackedFilters):
+            result = calls.repeated(w.calls.get(key), x, out)
+            if result is not None:
+                return result
+        given = x
         x = operands.array(name, "x", x)
         operands.check_rank(name, "x", x, rank + 2)
         order = layouts.parse(name, layout, rank)
@@ -73,22 +82,34 @@ def _conv(rank: int) -> Function:
             layouts.stored(whole, order.output),
             write_back.dtype or dtypes[2],
             x,
-            packed.matrix if isinstance(w, PackedFilters) else w,
+            packed.operand.data if isinstance(w, PackedFilters) else w,
             any_dtype=epilogue is not None,
         )
-        matrix = packed.matrix if isinstance(w, PackedFilters) else filters.matrix(taken, groups)
-        forward.convolve(
+        if not isinstance(w, PackedFilters):
+            packed = filters.arrange(
+                filters.matrix(taken, groups).astype(dtypes[1], copy=False), kernel
+            )
+        repeat = forward.convolve(
             grouped(source, groups),
-            matrix.astype(dtypes[1], copy=False),
+            packed,
             shape.axes(),
             grouped(layouts.view(target, order.output), groups),
             algorithm=algorithm,
-            dtype=dtypes[0],
+            dtypes=dtypes[:2],
             write_back=write_back,
             threads=threads,
         )
         if result is not target:
             result[...] = target
+        elif (
+            key is not None
+            and repeat is not None
+            and x is given
+            and isinstance(w, PackedFilters)
+            and (out is None or write_back.is_plain)
+        ):
+            # An epilogue's operands could overlap another out.
+            calls.keep(w, key, repeat, result, (bias, epilogue))
         return result
 
     return named(

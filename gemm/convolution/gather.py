@@ -91,30 +91,56 @@ class Gather:
             offset += position * stride
         return offset
 
-    def table(self, block: Block | None = None) -> np.ndarray:
-        """The offsets of a block of output pixels (all by default): int32, shape (pixels, taps).
+    def _parts(self) -> tuple[np.ndarray, np.ndarray]:
+        """Offsets by the outer axes (output rows, outer taps) and by the last (width, inner taps).
 
-        ``block`` holds one slice an axis. The table of a block is the outer sum of one small table
-        an axis. Raises ValueError when an offset would not fit 31 bits.
+        int64, -1 outside; where neither is, the sum of both is the offset.
         """
         if self.span > np.iinfo(np.int32).max:
             raise ValueError(
                 f"gather: an image of {self.span} elements needs offsets above 31 bits"
             )
-        block = block or tuple(slice(0, a.count) for a in self.axes)
-        rank = len(self.axes)
-        total = np.full((1,) * (2 * rank), self.origin, np.int32)
-        outside = np.zeros((1,) * (2 * rank), bool)
-        for d, (axis, stride, part) in enumerate(zip(self.axes, self.strides, block, strict=True)):
-            output = np.arange(part.start, part.stop, dtype=np.int64)[:, None]
-            position = output * axis.step + np.array(axis.offsets, np.int64)
-            shape = [1] * (2 * rank)
-            shape[d], shape[rank + d] = position.shape
-            missing = (position < 0) | (position >= axis.extent)
-            total = total + np.where(missing, 0, position * stride).astype(np.int32).reshape(shape)
-            outside = outside | missing.reshape(shape)
-        total[np.broadcast_to(outside, total.shape)] = -1
-        return total.reshape(-1, self.taps)
+        parts = []
+        for axis, stride in zip(self.axes, self.strides, strict=True):
+            outputs = np.arange(axis.count, dtype=np.int64)[:, None]
+            position = outputs * axis.step + np.array(axis.offsets, np.int64)
+            start = -stride * (axis.extent - 1) if stride < 0 else 0
+            outside = (position < 0) | (position >= axis.extent)
+            parts.append(np.where(outside, -1, start + position * stride))
+        outer = np.zeros((1, 1), np.int64)
+        for part in parts[:-1]:
+            a, b = outer[:, None, :, None], part[None, :, None, :]
+            outer = np.where((a < 0) | (b < 0), -1, a + b)
+            outer = outer.reshape(outer.shape[0] * outer.shape[1], -1)
+        return outer, parts[-1]
+
+    def arithmetic(self) -> np.ndarray:
+        """The rule as a kernel's arithmetic reads it, int32 (packing.py): the offsets of the outer
+        axes, those of the last axis, how many of its taps from each one on lie one behind the other
+        in memory or are all outside, and for each of its taps the outputs inside the image.
+        """
+        outer, inner = self._parts()
+        runs = np.ones_like(inner)
+        for tap in range(inner.shape[1] - 2, -1, -1):
+            here, after = inner[:, tap], inner[:, tap + 1]
+            joined = np.where(here < 0, after < 0, after == here + self.channels)
+            joined &= (here < 0) | (self.channel_stride == 1) | (self.channels == 1)
+            runs[:, tap] += np.where(joined, runs[:, tap + 1], 0)
+        last = self.axes[-1]
+        bounds = np.array([last.inside(t, 0, last.count) for t in range(len(last.offsets))])
+        parts = (outer, inner, runs, bounds)
+        return np.concatenate([part.ravel() for part in parts]).astype(np.int32)
+
+    def table(self, begin: int = 0, end: int | None = None) -> np.ndarray:
+        """The offsets of the output pixels begin .. end - 1 (all by default), whole rows of them:
+        int32, shape (pixels, taps). Raises ValueError when an offset would not fit 31 bits.
+        """
+        outer, inner = self._parts()
+        width = len(inner)
+        if width:
+            outer = outer[begin // width : None if end is None else end // width]
+        a, b = outer[:, None, :, None], inner[None, :, None, :]
+        return np.where((a < 0) | (b < 0), -1, a + b).astype(np.int32).reshape(-1, self.taps)
 
 
 def blocks(counts: tuple[int, ...], row_bytes: int, limit: int = BLOCK_BYTES) -> Iterator[Block]:
@@ -137,12 +163,12 @@ def blocks(counts: tuple[int, ...], row_bytes: int, limit: int = BLOCK_BYTES) ->
 
 
 def by_arithmetic(
-    source: np.ndarray, axes: tuple[Axis, ...], block: Block, dtype: np.dtype, fill: int
+    source: np.ndarray, axes: tuple[Axis, ...], block: Block, dtype: np.dtype
 ) -> np.ndarray:
     """The rows of one block, read tap by tap through strided slices.
 
     ``source`` is (images, groups, channels, *spatial). Returns (groups, images, *outputs, *taps,
-    channels) in whatever memory order copies the longest runs; out-of-image taps hold ``fill``.
+    channels) in whatever memory order copies the longest runs; taps outside hold zeros.
     """
     images, *parts = block
     source = source[images]
@@ -169,35 +195,7 @@ def by_arithmetic(
             if first == last:
                 there[-1] = slice(0, 0)
         if not whole:
-            target[...] = fill
+            target[...] = 0
         pixels = source[(slice(None),) * 3 + tuple(there)]
         target[(slice(None),) * 2 + tuple(here)] = np.moveaxis(pixels.swapaxes(0, 1), 2, -1)
-    return rows
-
-
-def by_table(
-    source: np.ndarray, axes: tuple[Axis, ...], block: Block, dtype: np.dtype, fill: int
-) -> np.ndarray:
-    """The same rows as `by_arithmetic`, looked up through the int32 table."""
-    images, *parts = block
-    source = source[images]
-    n, groups, channels = source.shape[:3]
-    counts = [p.stop - p.start for p in parts]
-    taps = [len(a.offsets) for a in axes]
-    rows = np.full([groups, n, *counts, *taps, channels], fill, dtype)
-    if rows.size == 0 or source.size == 0:
-        return rows
-    for image, group in itertools.product(range(n), range(groups)):
-        rule = Gather.of(source[image, group], axes)
-        table = rule.table(tuple(parts))
-        first = source[image, group][
-            (slice(None),) + tuple(slice(-1, None) if s < 0 else slice(1) for s in rule.strides)
-        ]
-        # Row j of `pixels` is the channels of the input pixel at offset j.
-        size = source.itemsize
-        pixels = np.lib.stride_tricks.as_strided(
-            first, (rule.span, channels), (size, rule.channel_stride * size), writeable=False
-        )
-        found = table >= 0
-        rows[group, image].reshape(-1, rule.taps, channels)[found] = pixels[table[found]]
     return rows

@@ -1,16 +1,15 @@
 """Gradients of the filters and of the bias.
 
 The filter gradient reduces over output pixels: dW[tap, c, o] = sum of x[pixel read by tap, c] *
-dy[pixel, o]. The pixels are taken in boxes whose size depends on the shapes alone; within a box the
-sum is one chain over (n, *spatial), and boxes are added in ascending order. The same bits for any
-thread count and layout follow.
+dy[pixel, o]. Each sum is one chain over (n, *spatial). The pixels are gathered box by box, and each
+box's product goes on from where the one before it stopped, so boxes do not show in the bits.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from gemm import engine
+from gemm import engine, targets
 from gemm.convolution import gather
 from gemm.convolution.geometry import Axis
 
@@ -32,7 +31,9 @@ def filter_gradient(
     groups, filters, channels = out.shape[:3]
     taps = out.shape[3:]
     rank = len(axes)
-    total = np.zeros((groups, filters, *taps, channels), out.dtype)
+    kinds = [targets.element_type(np.dtype(d)) for d in (dtypes[0], out.dtype)]
+    wide = np.dtype(targets.accumulator(*kinds).name)
+    total = np.zeros((groups, filters, *taps, channels), wide)
     flat = total.reshape(groups, filters, -1)
     width = max(flat.shape[1], flat.shape[2])
     row_bytes = groups * width * max(d.itemsize for d in dtypes)
@@ -40,12 +41,12 @@ def filter_gradient(
     wanted = np.moveaxis(gradient.swapaxes(0, 1), 2, -1)  # (groups, N, *outputs, filters)
     if flat.size:
         for block in gather.blocks(counts, row_bytes):
-            rows = gather.by_arithmetic(source, axes, block, dtypes[0], 0)
+            rows = gather.by_arithmetic(source, axes, block, dtypes[0])
             pixels = int(np.prod(rows.shape[1 : 2 + rank]))
             a = wanted[(slice(None), *block)].reshape(groups, pixels, filters)
             b = rows.reshape(groups, pixels, flat.shape[2])
             a = a.astype(dtypes[1], copy=False).swapaxes(1, 2)
-            engine.product(a, b, flat, beta=1, threads=threads)
+            engine.product(a, b, flat, threads=threads, resume=True)
     out[...] = np.moveaxis(total, -1, 2)
 
 

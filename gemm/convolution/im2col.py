@@ -13,7 +13,7 @@ import numpy as np
 from gemm.convolution.geometry import Axis
 
 
-def windows(source: np.ndarray, axes: tuple[Axis, ...], fill: int = 0) -> np.ndarray:
+def windows(source: np.ndarray, axes: tuple[Axis, ...]) -> np.ndarray:
     """Every window of the padded ``source`` (..., *spatial), as a read-only view (..., *outputs,
     *taps).
 
@@ -32,7 +32,7 @@ def windows(source: np.ndarray, axes: tuple[Axis, ...], fill: int = 0) -> np.nda
         starts.append(slice(offsets[0] + pads[-1][0], None))
         steps.append(offsets[1] - offsets[0] if len(offsets) > 1 else 1)
     if any(p != (0, 0) for p in pads):
-        source = np.pad(source, pads, constant_values=fill)
+        source = np.pad(source, pads)
     source = source[(slice(None),) * lead + tuple(starts)]
     spatial = source.strides[lead:]
     return np.lib.stride_tricks.as_strided(
@@ -45,11 +45,11 @@ def windows(source: np.ndarray, axes: tuple[Axis, ...], fill: int = 0) -> np.nda
     )
 
 
-def rows(source: np.ndarray, axes: tuple[Axis, ...], dtype: np.dtype, fill: int) -> np.ndarray:
+def rows(source: np.ndarray, axes: tuple[Axis, ...], dtype: np.dtype) -> np.ndarray:
     """The whole im2col tensor (groups, images, *outputs, *taps, channels) of (images, groups,
     channels, *spatial).
     """
-    view = windows(source, axes, fill)
+    view = windows(source, axes)
     return np.ascontiguousarray(np.moveaxis(view.swapaxes(0, 1), 2, -1), dtype)
 
 

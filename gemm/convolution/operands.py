@@ -4,6 +4,7 @@ refusal.
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Sequence
 from typing import Any
@@ -14,8 +15,13 @@ import numpy as np
 def array(name: str, what: str, value: Any) -> np.ndarray:
     """``value`` as a numeric array of native byte order, aligned, with strides of whole elements.
 
-    Returned as it is when it is all that already, else as a copy.
+    Returned as it is when it is all that already, else as a copy. Raises TypeError for an array of
+    a device.
     """
+    if hasattr(value, "__cuda_array_interface__"):
+        raise TypeError(
+            f"{name}: {what} lies on a device; convolutions take arrays of the host only"
+        )
     value = np.asarray(value)
     if value.dtype.kind in "OSUMm" or value.dtype.names is not None:
         raise TypeError(f"{name}: {what} must be a numeric array, got dtype {value.dtype}")
@@ -80,6 +86,16 @@ def accumulator(dtype: np.dtype) -> np.dtype:
     return np.dtype(np.float32) if dtype.name in ("float16", "bfloat16") else dtype
 
 
+def empty(shape: Sequence[int], dtype: np.dtype) -> np.ndarray:
+    """A new array; a large one begins on a cache line, so that whole vectors are stored at once."""
+    dtype = np.dtype(dtype)
+    size = math.prod(shape) * dtype.itemsize
+    if size < 1 << 14:
+        return np.empty(shape, dtype)
+    raw = np.empty(size + 64, np.uint8)
+    return np.ndarray(shape, dtype, raw, -raw.__array_interface__["data"][0] % 64)
+
+
 def output(
     name: str,
     out: np.ndarray | None,
@@ -96,7 +112,7 @@ def output(
     Raises TypeError or ValueError.
     """
     if out is None:
-        out = np.empty(shape, dtype)
+        out = empty(shape, dtype)
         return out, out
     if not isinstance(out, np.ndarray):
         raise TypeError(f"{name}: out must be an array, got {type(out).__name__}")

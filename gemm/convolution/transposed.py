@@ -33,11 +33,14 @@ def convolve(
     for phase in geometry.phases():
         forward.convolve(
             source,
-            filters.transposed_matrix(w, groups, phase).astype(dtypes[1], copy=False),
+            filters.arrange(
+                filters.transposed_matrix(w, groups, phase).astype(dtypes[1], copy=False),
+                tuple(len(taps) for taps in phase.taps),
+            ),
             phase.axes,
             out[(slice(None),) * 3 + phase.positions],
             algorithm=algorithm,
-            dtype=dtypes[0],
+            dtypes=dtypes,
             write_back=write_back.at((slice(None), *phase.positions)),
             threads=threads,
         )

@@ -15,6 +15,7 @@ import numpy as np
 from gemm import epilogues
 from gemm.convolution import layouts
 from gemm.epilogues import stock
+from gemm.execution import address
 
 
 @dataclass(frozen=True)
@@ -24,7 +25,8 @@ class WriteBack:
     ``program`` is the epilogue or None. ``numbers`` go to it as they are, ``filters`` are (groups,
     filters), ``tiles`` have the form of the output. With zero points the product wanted is the sum
     of (x - x_zero) * (w - w_zero); it is written as four sums, the first of which is the plain
-    product of 8-bit integers. ``bias`` and ``w_zero`` are (groups, filters).
+    product of 8-bit integers. ``bias`` and ``w_zero`` are (groups, filters). ``constants`` names
+    the operands that were no arrays.
     """
 
     bias: np.ndarray | None = None
@@ -34,6 +36,16 @@ class WriteBack:
     numbers: dict[str, Any] = field(default_factory=dict)
     filters: dict[str, np.ndarray] = field(default_factory=dict)
     tiles: dict[str, np.ndarray] = field(default_factory=dict)
+    constants: frozenset[str] = frozenset()
+
+    def lives_at(self, key: str, found: int | None) -> bool:
+        """Whether an operand that a kernel reads at address ``found`` (None: its value stands in
+        the table) shows later changes, or can have none.
+        """
+        given = {**self.numbers, **self.filters, **self.tiles}
+        if self.bias is not None:
+            given["bias"] = self.bias
+        return key in self.constants or (found is not None and address(given[key]) == found)
 
     @property
     def dtype(self) -> np.dtype | None:
@@ -48,23 +60,49 @@ class WriteBack:
         """True when a zero point is not zero."""
         return self.x_zero != 0 or self.w_zero is not None
 
+    @property
+    def is_plain(self) -> bool:
+        """True when the product is stored as it is."""
+        return self.bias is None and self.program is None and not self.has_zeros
+
+    @property
+    def may_turn(self) -> bool:
+        """True when the program does not see which axis of the product is which."""
+        if self.program is None:
+            return True
+        if self.program.pairs:
+            return False
+        given = dict.fromkeys((*self.numbers, *self.filters, *self.tiles), 1)
+        return not {"row_index", "column_index"} & {op for op, *_ in self.program.trace(given)[0]}
+
+    def without_zeros(self) -> WriteBack:
+        """The same for operands whose zero points have been subtracted."""
+        return replace(self, x_zero=0, w_zero=None)
+
+    def flat(self, pixels: int, merged: bool, turned: bool) -> Any:
+        """The epilogue bound for a kernel: over (groups, N, pixels, filters), or where groups are
+        merged over (N, pixels, groups); the last two axes exchanged when `turned`.
+        """
+        program, filters = self.program, self.filters
+        if program is None and self.bias is not None:
+            program, filters = stock.bias, {"bias": self.bias}
+
+        def fitted(values: np.ndarray) -> np.ndarray:
+            if merged:
+                values = np.moveaxis(values, 0, 2)[..., 0]
+            return values.swapaxes(-1, -2) if turned else values
+
+        rows = {name: fitted(v[:, None, None, :]) for name, v in filters.items()}
+        tiles = {
+            name: fitted(v.reshape(*v.shape[:2], pixels, v.shape[-1]))
+            for name, v in self.tiles.items()
+        }
+        return program(**self.numbers, **rows, **tiles)
+
     def at(self, index: tuple[Any, ...]) -> WriteBack:
         """The same for a part of the output: ``index`` selects from (N, *outputs)."""
         part = (slice(None), *index)
         return replace(self, tiles={name: tile[part] for name, tile in self.tiles.items()})
-
-    def fill(self, rows: np.ndarray, matrix: np.ndarray, out: np.ndarray) -> None:
-        """Store what zero points and bias add to the product of ``rows`` and ``matrix`` in ``out``.
-
-        rows: (groups, *pixels, K). matrix: (groups, K, filters). out: (groups, *pixels, filters).
-        """
-        pixels = out.ndim - 2
-        out[...] = 0 if self.bias is None else _spread(self.bias, pixels)
-        if self.x_zero:
-            out -= _spread(self.x_zero * matrix.sum(1, dtype=np.int32), pixels)
-        if self.w_zero is not None:
-            sums = rows.sum(-1, dtype=np.int32) - np.int32(self.x_zero * rows.shape[-1])
-            out -= sums[..., None] * _spread(self.w_zero, pixels)
 
     def bound(self, pixels: int, tiles: dict[str, np.ndarray]) -> Any:
         """The epilogue with its operands, for a product with ``pixels`` axes between the groups and
@@ -96,6 +134,7 @@ def of_epilogue(
     """
     bound = epilogues.bind(epilogue)
     numbers, filters, tiles = {}, {}, {}
+    constants = {k for k, value in bound.operands.items() if not isinstance(value, np.ndarray)}
     for key, value in bound.operands.items():
         values = np.asarray(value)
         if values.size == 1:
@@ -116,4 +155,10 @@ def of_epilogue(
         if "bias" not in bound.epilogue.operands or "bias" in bound.operands:
             raise TypeError(f"{name}: the epilogue takes no operand 'bias' for the bias given")
         filters["bias"] = bias
-    return WriteBack(program=bound.epilogue, numbers=numbers, filters=filters, tiles=tiles)
+    return WriteBack(
+        program=bound.epilogue,
+        numbers=numbers,
+        filters=filters,
+        tiles=tiles,
+        constants=frozenset(constants),
+    )

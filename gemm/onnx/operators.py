@@ -48,7 +48,7 @@ def _convolve(name: str, x: np.ndarray, w: np.ndarray, bias: Any, attributes: di
     _check_kernel(name, attributes["kernel_shape"], w)
     groups = attributes["group"] or 1
     convolution.operands.check_groups(name, groups, w.shape[0])
-    packed = filters.PackedFilters(filters.cached(w, w, groups), w.shape[2:])
+    packed = filters.cached(w, w, groups, lambda: convolution.pack_filters(w, groups))
     return function(
         x,
         packed,

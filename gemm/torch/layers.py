@@ -30,8 +30,19 @@ def _autocast(*tensors: Tensor | None) -> list[Any]:
     ]
 
 
+def _check_device(name: str, *tensors: Tensor | None) -> None:
+    """Refuse tensors of a device that the operators have no kernels for."""
+    for tensor in tensors:
+        if tensor is not None and tensor.device.type not in ("cpu", "meta"):
+            raise TypeError(
+                f"{name}: a tensor on device {tensor.device} is not supported; move it to the CPU, "
+                "or use gemm.torch.revert"
+            )
+
+
 def _checked(name: str, x: Tensor, w: Tensor, bias: Tensor | None, channels: int) -> None:
     rank = w.ndim - 2
+    _check_device(name, x, w, bias)
     if x.ndim not in (rank + 1, rank + 2):
         raise ValueError(f"{name}: x must have {rank + 1} or {rank + 2} axes, got {tuple(x.shape)}")
     if x.shape[-rank - 1] != channels:
@@ -226,6 +237,7 @@ class Linear(nn.Linear):
     def forward(self, input: Tensor) -> Tensor:
         """x (..., in_features) to (..., out_features)."""
         x, w, bias = _autocast(input, self.weight, self.bias)
+        _check_device("Linear", x, w, bias)
         if x.shape[-1:] != w.shape[1:]:
             raise ValueError(
                 f"Linear: x must have {w.shape[1]} entries in its last axis, got {tuple(x.shape)}"

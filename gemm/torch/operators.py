@@ -15,9 +15,11 @@ import torch
 from torch import Tensor
 
 from gemm import engine
-from gemm.convolution import filters, forward, gradients, transposed
+from gemm.convolution import calls, filters, forward, gradients, transposed
 from gemm.convolution.geometry import Geometry
 from gemm.convolution.write_back import WriteBack
+from gemm.targets import environment
+from gemm.threads import get_num_threads
 from gemm.torch.arrays import array, result_format
 
 
@@ -45,6 +47,15 @@ def _write_back(bias: Tensor | None, groups: int) -> WriteBack:
     return WriteBack(None if bias is None else array(bias).reshape(groups, -1))
 
 
+def _filters(w: Tensor, groups: int) -> filters.PackedFilters:
+    """The filters arranged for the engine, once for as long as they do not change."""
+    values = array(w)
+    kernel = values.shape[2:]
+    return filters.cached(
+        w, values, groups, lambda: filters.arrange(filters.matrix(values, groups), kernel)
+    )
+
+
 @torch.library.custom_op("gemm::conv", mutates_args=(), device_types="cpu")
 def conv(
     x: Tensor,
@@ -60,16 +71,28 @@ def conv(
     ``output``.
     """
     y = _conv_result(x, w, bias, stride, before, output, dilation, groups)
+    packed = _filters(w, groups)
+    key = (
+        x.shape, x.stride(), x.dtype, y.stride(), (*stride, *before, *output, *dilation),
+        None if bias is None else bias.data_ptr(), get_num_threads(), environment("GEMM_ISA"),
+    )  # fmt: skip
+    kept = packed.calls.get(key)
+    if kept is not None:
+        kept[0](array(x), array(y))
+        return y
     geometry = _geometry(x.shape[2:], w, stride, before, output, dilation)
-    forward.convolve(
+    # What repeats the call keeps the memory of the bias, so its address stays its own.
+    repeat = forward.convolve(
         _grouped(x, groups),
-        filters.cached(w, array(w), groups),
+        packed,
         geometry.axes(),
         _grouped(y, groups),
         algorithm="auto",
-        dtype=array(x).dtype,
+        dtypes=(array(x).dtype,) * 2,
         write_back=_write_back(bias, groups),
     )
+    if repeat is not None:
+        calls.keep(packed, key, repeat, array(y), None)
     return y
 
 

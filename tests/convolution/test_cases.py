@@ -1,7 +1,10 @@
 """Inputs that went wrong in other convolution libraries, with the right answers."""
 
 import gc
+import subprocess
+import sys
 import tracemalloc
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -301,6 +304,37 @@ def test_no_axis_no_channel_no_filter():
         c.conv2d(ones(2, 5, 5), ones(2, 2, 3, 3))
     with pytest.raises(TypeError, match="x must be a numeric array"):
         c.conv2d(np.array([[["a"]]]), ones(1, 1, 1))
+
+
+RESIDENT = """
+import numpy as np, gemm.convolution as c
+
+def sweep(first, last):
+    for n in range(first, last):
+        h, w = 3 + n % 30, 3 + n // 30
+        x = np.zeros((1, 4, h, w), "f4")
+        for f, groups in ((np.zeros((2, 4, 3, 3), "f4"), 1), (np.zeros((4, 1, 3, 3), "f4"), 4)):
+            c.conv2d(x, f, None, 1, 1, 1, groups)
+            c.conv2d(x, packed[groups], None, 1, 1)
+            c.conv2d(x, f, None, 1, 1, 1, groups, algorithm="indirect")
+
+def resident():
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * 4096
+
+packed = {g: c.pack_filters(np.zeros((4, 4 // g, 3, 3), "f4"), g) for g in (1, 4)}
+sweep(0, 50)
+before = resident()
+sweep(50, 1000)
+print(resident() - before)
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="resident size is read there")
+def test_resident_memory_is_flat_over_a_thousand_shapes():
+    ran = subprocess.run([sys.executable, "-c", RESIDENT], capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr
+    assert int(ran.stdout) < 2 << 20
 
 
 def test_memory_does_not_grow_with_the_number_of_shapes():

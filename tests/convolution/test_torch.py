@@ -229,3 +229,11 @@ def test_other_devices_are_refused_clearly():
     assert layer(torch.ones(1, 3, 5, 5, device="meta")).shape == (1, 4, 3, 3)
     with pytest.raises(TypeError, match="a tensor on device meta is not supported"):
         gemm.torch.arrays.array(layer.weight)
+
+
+def test_layers_refuse_tensors_of_a_device():
+    layer, x = gemm.torch.Conv2d(3, 4, 3), torch.ones(1, 3, 5, 5)
+    # No device is needed to see the refusal: the check reads the tensor's device and no more.
+    moved = type("Moved", (), {"device": torch.device("cuda", 0)})()
+    with pytest.raises(TypeError, match="conv2d: a tensor on device cuda:0 is not supported"):
+        gemm.torch.layers._check_device("conv2d", x, layer.weight, moved)

@@ -1,0 +1,74 @@
+"""The convolution kernels as constants: what their text in the kernel cache says."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gemm.microkernels.dtypes import DType, TileShape, uint8
+
+from ..kernels import INTEGER, WORKER
+
+
+@dataclass(frozen=True)
+class ConvolutionSpec:
+    """tile: register tile, pixels x filters; a, out: element types in memory; the rest as in
+    loops.py."""
+
+    tile: TileShape
+    a: DType
+    out: DType
+    form: str
+    by_table: bool
+    turned: bool
+    program: object = None
+    units: tuple[DType, DType] | None = None
+
+    @property
+    def label(self) -> str:
+        words = [self.form, "by table" if self.by_table else "by arithmetic"]
+        words += ["turned"] * self.turned + ["in units"] * (self.units is not None)
+        tile = f"{self.tile.rows}x{self.tile.columns}"
+        return f"convolution {tile} {self.a} -> {self.out}, {', '.join(words)}"
+
+    def build(self):
+        """(function, argument kinds), as of `KernelSpec.build`."""
+        from .loops import make_convolution
+
+        function = make_convolution(
+            self.tile,
+            self.a,
+            self.out,
+            self.form,
+            self.by_table,
+            self.turned,
+            self.program,
+            self.units,
+        )
+        function.label = self.label  # type: ignore[attr-defined]
+        kinds = (self.a, self.tile.dtype, self.out, *[uint8] * 3, *[INTEGER] * 33, WORKER)
+        return function, kinds
+
+
+@dataclass(frozen=True)
+class DepthwiseSpec:
+    """tile: pixels x one vector; a, out: element types in memory; last: channels are adjacent."""
+
+    tile: TileShape
+    a: DType
+    out: DType
+    last: bool
+    program: object = None
+
+    @property
+    def label(self) -> str:
+        return f"depthwise {self.a} -> {self.out}, channels {'last' if self.last else 'first'}"
+
+    def build(self):
+        """(function, argument kinds), as of `KernelSpec.build`."""
+        from .depthwise_loops import make_first, make_last
+
+        make = make_last if self.last else make_first
+        function = make(self.tile, self.a, self.out, self.program)
+        function.label = self.label
+        integers = [INTEGER] * (16 if self.last else 26)
+        return function, (self.a, self.tile.dtype, self.out, *[uint8] * 3, *integers, WORKER)

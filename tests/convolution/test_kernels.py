@@ -1,0 +1,241 @@
+"""The convolution kernels on every kind of vector unit: bit for bit the explicit matrix's product.
+
+The oracle gathers with NumPy (im2col.py) and multiplies with the engine, so nothing of the gather
+rule, the packing, the loops or the write-back of a convolution is its own judge.
+"""
+
+import numpy as np
+import pytest
+
+import gemm.convolution as c
+from gemm import engine
+from gemm.backends.cpu import kernels
+from gemm.backends.cpu.machine import machine
+from gemm.convolution import filters, gather, geometry, im2col, product
+from gemm.targets import default_level
+
+# One level for each kind of vector unit: levels that share it run the same kernels.
+UNITS = list({(x.unit, x.fused): x.name for x in machine().levels}.values())
+
+
+def same_bits(x, y):
+    """Equal in every bit, so that -0 differs from +0 and NaN equals itself."""
+    x, y = np.ascontiguousarray(x), np.ascontiguousarray(y)
+    return x.dtype == y.dtype and x.shape == y.shape and x.tobytes() == y.tobytes()
+
+
+# (batch, channels, height, width, filters, kernel, stride, padding, dilation, groups)
+CASES = {
+    "panels end inside rows": (2, 6, 9, 11, 10, 3, 1, 1, 1, 1),
+    "several panels of filters": (1, 20, 5, 29, 70, 3, 1, 1, 1, 1),
+    "stride 2": (2, 3, 23, 17, 40, 7, 2, 3, 1, 1),
+    "stride 3": (1, 5, 13, 14, 7, 3, 3, 1, 1, 1),
+    "dilation": (1, 4, 12, 13, 8, 3, 1, 2, 2, 1),
+    "pointwise": (3, 70, 7, 7, 35, 1, 1, 0, 1, 1),
+    "pointwise, stride 2": (2, 9, 8, 9, 16, 1, 2, 0, 1, 1),
+    "groups": (2, 8, 6, 9, 12, 3, 2, 1, 1, 2),
+    "depthwise": (2, 35, 13, 30, 35, 3, 1, 1, 1, 35),
+    "depthwise, stride 2": (2, 18, 14, 19, 18, 5, 2, 2, 1, 18),
+    "depthwise, dilation": (1, 20, 9, 9, 20, 3, 1, 2, 2, 20),
+    "two filters a channel": (1, 6, 9, 9, 12, 3, 1, 1, 1, 6),
+    "one channel": (1, 1, 9, 20, 5, 3, 1, 1, 1, 1),
+}
+DTYPES = ("float32", "float64", "float16", "complex64", "int16")
+
+
+def operands(case, dtype, rng):
+    n, channels, h, w, count, kernel, _, _, _, groups = CASES[case]
+    shapes = (n, channels, h, w), (count, channels // groups, kernel, kernel), (count,)
+    values = [rng.standard_normal(shape) for shape in shapes]
+    if np.dtype(dtype).kind == "i":
+        values = [100 * v for v in values]
+    if np.dtype(dtype).kind == "c":
+        values = [v + 1j * rng.standard_normal(v.shape) for v in values]
+    return [v.astype(dtype) for v in values]
+
+
+def variants(x, w, bias, options, algorithm):
+    """(name, result channels first) of every way from memory to memory."""
+    last, w_last = (np.ascontiguousarray(np.moveaxis(a, 1, -1)) for a in (x, w))
+    packed = c.pack_filters(w, options[-1])
+    stepped = np.repeat(x, 2, 3)[..., ::-2]
+    for out_layout in ("NCHW", "NHWC"):
+
+        def run(name, a, b, words, extra=None):
+            y = c.conv2d(a, b, extra, *options, layout=words, algorithm=algorithm, threads=2)
+            return name, y if words[2] == "NCHW" else np.moveaxis(y, -1, 1)
+
+        yield run("first", x, w, ("NCHW", "OIHW", out_layout))
+        yield run("last", last, w_last, ("NHWC", "OHWI", out_layout))
+        yield run("packed", last, packed, ("NHWC", "OIHW", out_layout))
+        yield run("stepped", stepped[..., ::-1], w, ("NCHW", "OIHW", out_layout))
+        if algorithm == "auto" and bias is not None:
+            yield run("bias first", x, packed, ("NCHW", "OIHW", out_layout), bias)
+            yield run("bias last", last, packed, ("NHWC", "OIHW", out_layout), bias)
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("level", UNITS)
+def test_same_bits_as_the_explicit_matrix(level, case, monkeypatch):
+    monkeypatch.setenv("GEMM_ISA", level)
+    x, w, bias = operands(case, "float32", np.random.default_rng(len(case)))
+    options = CASES[case][6:]
+    plain = c.conv2d(x, w, None, *options, algorithm="im2col")
+    with_bias = plain + bias[:, None, None]
+    # The table and the programs are the same source on every level: once is enough.
+    thorough = level == UNITS[0]
+    for algorithm in ("auto", "indirect") if thorough else ("auto",):
+        for name, got in variants(x, w, bias if thorough else None, options, algorithm):
+            wanted = with_bias if "bias" in name else plain
+            assert same_bits(got, wanted), (name, algorithm)
+
+
+@pytest.mark.parametrize("dtype", DTYPES[1:])
+@pytest.mark.parametrize("case", ["stride 2", "depthwise", "pointwise, stride 2"])
+def test_same_bits_in_every_dtype(dtype, case):
+    x, w, bias = operands(case, dtype, np.random.default_rng(len(case)))
+    options = CASES[case][6:]
+    plain = c.conv2d(x, w, None, *options, algorithm="im2col")
+    for algorithm in ("auto", "indirect"):
+        for name, got in variants(x, w, bias, options, algorithm):
+            if "bias" not in name:
+                assert same_bits(got, plain), (name, algorithm)
+
+
+@pytest.mark.parametrize("case", ["groups", "depthwise, stride 2", "one channel"])
+def test_the_reference_target_agrees(case, monkeypatch):
+    x, w, bias = operands(case, "float32", np.random.default_rng(len(case)))
+    x, options = x[:1, :, :9, :9], CASES[case][6:]
+    wanted = dict(variants(x, w, bias, options, "auto"))
+    monkeypatch.setenv("GEMM_ISA", "reference")
+    for name, got in variants(x, w, bias, options, "auto"):
+        assert same_bits(got, wanted[name]), name
+
+
+@pytest.mark.parametrize("groups", [1, 2, 12])
+@pytest.mark.parametrize("x_dtype", ["uint8", "int8"])
+@pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
+def test_bytes_with_zero_points_are_exact(groups, x_dtype, layout):
+    rng = np.random.default_rng(groups)
+    limits = np.iinfo(x_dtype)
+    x = rng.integers(limits.min, limits.max + 1, (2, 12, 9, 31)).astype(x_dtype)
+    w = rng.integers(-128, 128, (12 if groups == 12 else 24, 12 // groups, 3, 3)).astype("i1")
+    for zero in (0, limits.min, limits.max, 3):
+        for stride in (1, 2):
+            wanted = c.conv2d(
+                x.astype("i8") - zero, w.astype("i8"), None, stride, 1, 1, groups,
+                algorithm="im2col",
+            )  # fmt: skip
+            a = x if layout == "NCHW" else np.moveaxis(x, 1, -1).copy()
+            packed = c.pack_filters(w, groups)
+            got = c.conv2d(a, packed, None, stride, 1, layout=layout, x_zero_point=zero, threads=2)
+            got = got if layout == "NCHW" else np.moveaxis(got, -1, 1)
+            np.testing.assert_array_equal(got, wanted)
+
+
+def test_what_ran_was_compiled_for_convolution():
+    """The kernels that gather while they pack, one for each form, and the depthwise ones."""
+    rng = np.random.default_rng(0)
+    for case in ("panels end inside rows", "depthwise"):
+        x, w, bias = operands(case, "float32", rng)
+        list(variants(x, w, bias, CASES[case][6:], "auto"))
+    ran = [text for _, text in kernels.loaded()]
+    for wanted in ("form='rows'", "form='columns'", "last=True", "last=False"):
+        assert any(wanted in text for text in ran), wanted
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "complex128", "int8", "int16"])
+@pytest.mark.parametrize("shape", [(5, 3, 3, 2), (70, 4, 1, 1), (12, 1, 3, 3)])
+def test_packed_filters_hold_panels_and_give_the_filters_back(dtype, shape):
+    rng = np.random.default_rng(0)
+    w = (100 * rng.standard_normal(shape)).astype(dtype)
+    groups = shape[0] if shape[1] == 1 else 1
+    packed = c.pack_filters(w, groups)
+    np.testing.assert_array_equal(packed.matrix, filters.matrix(w, groups))
+    data = packed.operand.data
+    assert data.ctypes.data % 64 == 0, "a panel's vectors must not straddle cache lines"
+    if isinstance(packed.operand, product.Panels):
+        assert data.shape[-1] == packed.operand.tile.columns
+    w[...] = 0
+    assert packed.matrix.any(), "a copy"
+    assert packed.operand.level == default_level()
+
+
+# -- repeated calls ------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def layer():
+    rng = np.random.default_rng(0)
+    x = rng.integers(-4, 5, (1, 8, 12, 12)).astype("f4")
+    w = rng.integers(-4, 5, (8, 8, 3, 3)).astype("f4")
+    return x, w, c.pack_filters(w)
+
+
+def test_a_repeated_call_sees_new_values(layer):
+    x, w, packed = layer
+    bias = np.zeros(8, "f4")
+    for step in range(3):
+        x += step
+        bias += step
+        wanted = c.conv2d(x, w, None, 1, 1, algorithm="im2col")
+        np.testing.assert_array_equal(c.conv2d(x, packed, None, 1, 1), wanted)
+        got = c.conv2d(x, packed, bias, 1, 1)
+        np.testing.assert_array_equal(got, wanted + bias[:, None, None])
+    assert len(packed.calls) == 2
+    assert not np.shares_memory(got, c.conv2d(x, packed, bias, 1, 1))
+
+
+def test_a_repeated_call_is_told_apart(layer):
+    x, w, packed = layer
+    for padding in (0, 1, 2):
+        for a in (x, x[..., 1:], x.astype("f8"), np.asfortranarray(x)):
+            wanted = c.conv2d(a, w, None, 1, padding, algorithm="im2col")
+            for _ in range(2):
+                got = c.conv2d(a, packed, None, 1, padding)
+                assert got.dtype == wanted.dtype
+                np.testing.assert_array_equal(got, wanted)
+
+
+def test_a_repeated_call_still_refuses_and_still_copies(layer):
+    x, w, packed = layer
+    wanted = c.conv2d(x, w, None, 1, 1, algorithm="im2col")
+    out = np.empty_like(wanted)
+    for _ in range(2):
+        assert c.conv2d(x, packed, None, 1, 1, out=out) is out
+        np.testing.assert_array_equal(out, wanted)
+    out.flags.writeable = False
+    with pytest.raises(ValueError, match="out is read-only"):
+        c.conv2d(x, packed, None, 1, 1, out=out)
+    with pytest.raises(ValueError, match="stride must be at least 1"):
+        c.conv2d(x, packed, None, 0, 1)
+    c.conv2d(x, packed, None, 1, 1, out=x)
+    np.testing.assert_array_equal(x, wanted)
+
+
+def test_the_calls_that_filters_remember_are_bounded():
+    from gemm.convolution import calls
+
+    packed = c.pack_filters(np.ones((2, 1, 3, 3), "f4"))
+    for n in range(4, 4 + 3 * calls.KEPT):
+        c.conv2d(np.ones((1, 1, n, 4), "f4"), packed)
+        assert len(packed.calls) <= calls.KEPT
+
+
+# -- the gradient of the filters -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", ["float32", "complex64", "float16", "int16"])
+@pytest.mark.parametrize("limit", [1 << 20, 700])
+def test_the_weight_gradient_is_one_chain_whatever_the_boxes(dtype, limit, monkeypatch):
+    """As one product over all pixels of the batch: (filters, pixels) by (pixels, taps * C)."""
+    monkeypatch.setattr(gather.blocks, "__defaults__", (limit,))
+    rng = np.random.default_rng(0)
+    x, dy = ((10 * rng.standard_normal(s)).astype(dtype) for s in ((3, 4, 6, 7), (3, 5, 6, 7)))
+    shape = geometry.forward("test", (6, 7), (3, 3), 1, 1, 1)
+    rows = im2col.rows(x[:, None], shape.axes(), x.dtype).reshape(3 * 6 * 7, 9 * 4)
+    wide = np.dtype({"float16": "float32", "int16": "int32"}.get(dtype, dtype))
+    wanted = np.empty((5, 9 * 4), wide)
+    engine.product(np.moveaxis(dy, 1, 0).reshape(5, -1).copy(), rows, wanted)
+    wanted = np.moveaxis(wanted.reshape(5, 3, 3, 4), -1, 1).astype(dtype)
+    assert same_bits(c.conv2d_weight(x, (5, 4, 3, 3), dy, 1, 1), wanted)
