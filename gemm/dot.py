@@ -89,7 +89,7 @@ def _product(
     if out is not None:
         _check_output(name, out, shape, dtype)
         contraction.contract(x, labels[0], y, labels[1], labels[2], dtype, out)
-        return out
+        return out if shape else out[()]  # as NumPy does
     result = np.empty(shape, dtype)
     contraction.contract(x, labels[0], y, labels[1], labels[2], dtype, result)
     return result if shape else result[()]

@@ -96,13 +96,16 @@ def _einsum(arguments: Sequence[Any], out: Any, optimize: Any, keywords: dict[st
     compute = operands.common_dtype(*(x.dtype for x in (arrays if out is None else [*arrays, out])))
     if dtype is not None:
         compute = np.dtype(dtype).newbyteorder("=")
-    casting = keywords.get("casting", "safe")
-    _check_casts(arrays, compute, out, casting)
     order = operands.check_order(keywords.get("order"))
     method = _method(optimize)
 
     facts = [(x.shape, x.strides, x.dtype) for x in arrays]
     plan = einsum_plan.plan(subscripts, method, compute, None, *facts)
+    if out is not None and out.shape != plan.shape:
+        raise ValueError(
+            f"einsum: out has shape {out.shape}, but the result has shape {plan.shape}"
+        )
+    _check_casts(arrays, compute, out, keywords.get("casting", "safe"))
     if out is None:
         result = plan(arrays)
         if order != "K":
@@ -110,10 +113,6 @@ def _einsum(arguments: Sequence[Any], out: Any, optimize: Any, keywords: dict[st
         return result if plan.shape or len(arrays) == 1 else result[()]
 
     target = operands.as_array(out)
-    if target.shape != plan.shape:
-        raise ValueError(
-            f"einsum: out has shape {target.shape}, but the result has shape {plan.shape}"
-        )
     if not target.flags.writeable:
         raise ValueError(f"einsum: out is read-only: it has shape {target.shape}")
     if plan.writes_out and operands.can_write(target, plan.work, *arrays):

@@ -75,6 +75,25 @@ def test_refusals(call, kind, text):
         call()
 
 
+def test_dot_of_vectors_into_a_scalar_array():
+    out = np.zeros(())
+    for function in (gemm.dot, np.dot):
+        assert type(function(np.ones(3), np.ones(3), out)) is np.float64 and out == 3
+
+
+def test_dtypes_without_a_common_one_are_numpys():
+    x, days = np.ones(3), np.arange(3).astype("m8[D]")
+    for function in ("dot", "inner", "vdot"):
+        ours, theirs = getattr(gemm, function), getattr(np, function)
+        try:
+            expected = theirs(x, days)
+        except (TypeError, AttributeError) as error:
+            with pytest.raises(type(error)):
+                ours(x, days)
+        else:
+            assert ours(x, days) == expected
+
+
 def test_dot_takes_only_its_own_kind_of_out():
     a, b = np.ones((2, 3)), np.ones((3, 2))
     frozen = np.zeros((2, 2))

@@ -247,6 +247,18 @@ def test_refusals(arguments, keywords, kind):
         assert (out == 1).all()
 
 
+def test_a_bad_call_is_refused_for_what_numpy_refuses_it_first():
+    """Subscripts and shapes before casts."""
+    x = np.ones((3, 4))
+    for subscripts, keywords in (
+        ("ij,jk->il", {"dtype": "f4"}), ("ij,kk", {"dtype": "f4"}), ("ij-k,jk", {"dtype": "f4"}),
+        ("ij,kj->ik", {"out": np.ones((2, 2), "f4")}),
+    ):  # fmt: skip
+        for function in (gemm.einsum, np.einsum):
+            with pytest.raises(ValueError):
+                function(subscripts, x, x, **keywords)
+
+
 def test_refusals_print_the_numbers():
     with pytest.raises(ValueError, match=r"'j' has size 4 in operand 1 of shape \(4, 2\), but 3"):
         gemm.einsum("ij,jk->ik", np.ones((2, 3)), np.ones((4, 2)))

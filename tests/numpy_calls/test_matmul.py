@@ -379,3 +379,12 @@ def test_python_signature_is_short():
     """The fast path costs nothing for keywords that are absent: they are one dict."""
     parameters = inspect.signature(gemm.matmul).parameters
     assert list(parameters) == ["x1", "x2", "out", "keywords"]
+
+
+def test_keywords_that_numpy_knows_by_two_names_or_checks():
+    a = np.ones((2, 2))
+    np.testing.assert_array_equal(gemm.matmul(a, a, sig="ff->f", casting="unsafe"), a @ a)
+    with pytest.raises(TypeError, match="both"):
+        gemm.matmul(a, a, sig="dd->d", signature="dd->d")
+    with pytest.raises(TypeError, match="'subok' must be a boolean"):
+        gemm.matmul(a, a, subok=3)
