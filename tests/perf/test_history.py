@@ -15,7 +15,8 @@ from asv_benchmarks import benchmarks
 one = benchmarks.Small()
 name = one.params[0][0]
 one.setup(name)
-one.time_call(name)
+one.time_calls(name)
+assert len(one.calls) == int(name.split(" x ")[1]) > 100
 late = benchmarks.Epilogue() if hasattr(benchmarks, "Epilogue") else benchmarks.Resnet50()
 try:
     late.setup(late.params[0][0])
