@@ -6,7 +6,7 @@
       -> one module with a C entry, O3          `link`
       -> object code or assembly text           `Target.machine()`
 
-Everything that depends on Numba's internals is in this file; tests/test_canary.py names each
+Everything that depends on Numba's internals is in this file; tests/engine/test_canary.py names each
 of them. Calls inside a kernel to other plain Python functions are compiled in place and inlined.
 """
 
@@ -119,6 +119,17 @@ class TileTyping(typing.Context):
 
     def load_additional_registries(self):
         from numba.core.typing import builtins, cmathdecl, mathdecl  # noqa: F401
+
+    def _load_builtins(self):
+        if self._registries:
+            return
+        # Methods written as overloads would bring in Numba's own CPU target, NumPy and SciPy.
+        builtin, kept = typing.templates.builtin_registry, typing.templates.Registry()
+        kept.functions += builtin.functions
+        kept.globals += builtin.globals
+        overload = typing.templates._OverloadAttributeTemplate
+        kept.attributes += [t for t in builtin.attributes if not issubclass(t, overload)]
+        self.install_registry(kept)
 
     def resolve_value_type(self, val):
         if val is min or val is max:

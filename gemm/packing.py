@@ -64,10 +64,20 @@ def make_pack(panel: int, lanes: int, source: DType, wide: DType):
             pack_cut(shift(dst, whole * k * step), shift(src, whole * panel * size), across,
                      count - whole * panel, k)  # fmt: skip
 
-    def copy_row(dst, src):
-        for at in range(0, panel, lanes):
-            n = min(lanes, panel - at)
-            store_lanes(shift(dst, at * wide_size), load_lanes(shift(src, at * size), lanes, n), n)
+    tail = panel % lanes
+
+    def copy_vectors(dst, src):
+        for piece in range(panel // lanes):
+            v = load_lanes(shift(src, piece * lanes * size), lanes, lanes)
+            store_lanes(shift(dst, piece * lanes * wide_size), v, lanes)
+
+    def copy_all(dst, src):
+        copy_vectors(dst, src)
+        at = panel - tail
+        v = load_lanes(shift(src, at * size), lanes, tail)
+        store_lanes(shift(dst, at * wide_size), v, tail)
+
+    copy_row = copy_all if tail else copy_vectors
 
     def pack_cut(dst, src, across, left, k):
         # A vector that overhangs the panel is overwritten by the next k; the last writes exactly.

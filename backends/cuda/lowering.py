@@ -745,8 +745,8 @@ def lower_spilled(context, builder, sig, args):
 
 # -- elements of a lane ---------------------------------------------------------------------------
 #
-# Elements lie at multiples of their size (the host refuses others), and a lane takes them one by
-# one, or several that are all there.
+# Elements lie at multiples of their size (the host refuses others). A lane takes them one by one,
+# or several that are all there; an edge within a lane's vector is the common lowering's.
 
 
 def _element_type(dtype: DType):
@@ -757,15 +757,15 @@ def _typed(builder, p, kind, space: int):
     return builder.bitcast(p, kind.as_pointer(space))
 
 
-def _whole(n, lanes: int):
-    if lanes > 1 and not (isinstance(n, ir.Constant) and n.constant >= lanes):
-        raise TypeError(f"a lane of this target has no edge in {lanes} elements")
+def _whole(n, lanes: int) -> bool:
+    return lanes == 1 or (isinstance(n, ir.Constant) and n.constant >= lanes)
 
 
 def lower_load_lanes(context, builder, sig, args):
     pointer, lanes = sig.args[0], values.constant(sig.args[1])
     dtype = pointer.dtype
-    _whole(_intp(context, builder, args[2], sig.args[2]), lanes)
+    if not _whole(_intp(context, builder, args[2], sig.args[2]), lanes):
+        return LANE_WORDS[vocabulary.load_lanes](context, builder, sig, args)
     kind = ir.VectorType(_element_type(dtype), lanes * dtype.components)
     raw = builder.load(_typed(builder, args[0], kind, pointer.space), align=dtype.real.size)
     if dtype.name == "float16":
@@ -789,7 +789,8 @@ def _narrowed(context, builder, vector, dtype: DType):
 def lower_store_lanes(context, builder, sig, args):
     pointer, lanes = sig.args[0], sig.args[1].lanes
     dtype = pointer.dtype
-    _whole(_intp(context, builder, args[2], sig.args[2]), lanes)
+    if not _whole(_intp(context, builder, args[2], sig.args[2]), lanes):
+        return LANE_WORDS[vocabulary.store_lanes](context, builder, sig, args)
     raw = _narrowed(context, builder, args[1], dtype)
     builder.store(raw, _typed(builder, args[0], raw.type, pointer.space), align=dtype.real.size)
 

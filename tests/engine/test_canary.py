@@ -22,6 +22,7 @@ numba.core.cpu                 CPUContext
 numba.core.callconv            MinimalCallConv
 numba.core.codegen             Codegen CodeLibrary
 numba.core.typing              Context signature
+numba.core.typing.templates    Registry builtin_registry _OverloadAttributeTemplate
 numba.core.types               Callable Opaque Type IntegerLiteral intp unliteral none int32 float64
 numba.core.datamodel           models register_default
 numba.core.datamodel.models    PrimitiveModel OpaqueModel
@@ -56,6 +57,8 @@ METHODS = [
     ("numba.core.typing", "Context", "resolve_value_type"),
     ("numba.core.typing", "Context", "resolve_value_type_prefer_literal"),
     ("numba.core.typing", "Context", "load_additional_registries"),
+    ("numba.core.typing", "Context", "_load_builtins"),
+    ("numba.core.typing", "Context", "install_registry"),
     ("numba.core.typing", "Context", "refresh"),
     ("numba.core.codegen", "CodeLibrary", "add_ir_module"),
     ("numba.core.codegen", "CodeLibrary", "add_linking_library"),
