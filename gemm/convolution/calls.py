@@ -173,10 +173,9 @@ def collect(
     )
     transposed.convolve(
         grouped(source, groups),
-        taken,
+        transposed.arranged(taken, shape, groups, dtypes[1]),
         shape,
         grouped(layouts.view(target, order.output), groups),
-        groups=groups,
         algorithm=algorithm,
         dtypes=dtypes[:2],
         write_back=write_back,

@@ -33,6 +33,7 @@ from gemm.planner import workers_for
 from gemm.targets import levels
 
 TABLE = 1 << 20
+KEPT_TABLE = 1 << 18  # bytes of a table that a repeated call finds ready
 NEAR = 3 << 18  # bytes of filters that a second-level cache keeps beside what passes
 FOLDED_ROWS = 1 << 14  # output rows up to which the images of a batch become one
 
@@ -309,6 +310,8 @@ class Ready(Launch):
         if by_table:
             self.part = max(1, TABLE // (4 * rule.taps)) // width * width or width
             self.find = None
+            if pixels <= self.part and 4 * rule.taps * pixels <= KEPT_TABLE:
+                self.find = rule.table()
         else:
             self.part = max(pixels, 1)
             self.find = rule.arithmetic()

@@ -14,29 +14,38 @@ from gemm.convolution.geometry import Geometry
 from gemm.convolution.write_back import WriteBack
 
 
+def arranged(
+    w: np.ndarray, geometry: Geometry, groups: int, dtype: np.dtype
+) -> list[filters.PackedFilters]:
+    """Filters (O, I, *kernel) as each phase of a transposed convolution uses them, in order."""
+    return [
+        filters.arrange(
+            filters.transposed_matrix(w, groups, phase).astype(dtype, copy=False),
+            tuple(len(taps) for taps in phase.taps),
+        )
+        for phase in geometry.phases()
+    ]
+
+
 def convolve(
     source: np.ndarray,
-    w: np.ndarray,
+    packed: list[filters.PackedFilters],
     geometry: Geometry,
     out: np.ndarray,
     *,
-    groups: int,
     algorithm: str,
     dtypes: tuple[np.dtype, np.dtype],
     write_back: WriteBack,
     threads: int | None = None,
 ) -> None:
     """Write into ``out`` (N, groups, I, *geometry.input) what ``source`` (N, groups, O / groups,
-    *geometry.output) and filters (O, I, *kernel) give; the views and ``write_back`` are those of
+    *geometry.output) and filters from `arranged` give; the views and ``write_back`` are those of
     `forward.convolve`.
     """
-    for phase in geometry.phases():
+    for phase, part in zip(geometry.phases(), packed, strict=True):
         forward.convolve(
             source,
-            filters.arrange(
-                filters.transposed_matrix(w, groups, phase).astype(dtypes[1], copy=False),
-                tuple(len(taps) for taps in phase.taps),
-            ),
+            part,
             phase.axes,
             out[(slice(None),) * 3 + phase.positions],
             algorithm=algorithm,

@@ -116,12 +116,17 @@ def conv_input(
     """The transpose of ``conv`` in x: dy (N, O, *outputs) to (N, C, *input), plus a bias (C,)."""
     x = _conv_input_result(dy, w, bias, stride, before, input, dilation, groups)
     dtype = array(dy).dtype
+    values = array(w)
+    geometry = _geometry(input, w, stride, before, dy.shape[2:], dilation)
+    steps = tuple(min(s, extent) for s, extent in zip(stride, input, strict=True))
+    key = ("transposed", groups, *stride, *before, *dilation, *steps)
     transposed.convolve(
         _grouped(dy, groups),
-        array(w),
-        _geometry(input, w, stride, before, dy.shape[2:], dilation),
+        filters.cached(
+            w, values, key, lambda: transposed.arranged(values, geometry, groups, dtype)
+        ),
+        geometry,
         _grouped(x, groups),
-        groups=groups,
         algorithm="auto",
         dtypes=(dtype, dtype),
         write_back=_write_back(bias, groups),
