@@ -201,17 +201,22 @@ _through_the_inner_door: set[np.dtype] = set()
 
 
 def plain(x1, x2, out):
-    """x1 @ x2 of two plain matrices of one native dtype, into `out` or a new array, or None.
+    """x1 @ x2 of plain matrices of one native dtype, into `out` or a new array, or None.
 
-    What the door leaves to Python, without the long way through NumPy's semantics.
+    Or of two batches of one shape. What the door leaves to Python, without the long way through
+    NumPy's semantics.
     """
-    if type(x1) is not np.ndarray or type(x2) is not np.ndarray or x1.ndim != 2 or x2.ndim != 2:
+    if type(x1) is not np.ndarray or type(x2) is not np.ndarray or x1.ndim < 2 or x2.ndim < 2:
         return None
     dtype = x1.dtype
-    shape = (x1.shape[0], x2.shape[1])
-    if dtype is not x2.dtype or x1.shape[1] != x2.shape[0] or dtype not in computed_dtypes:
+    shape = (*x1.shape[:-1], x2.shape[-1])
+    if dtype is not x2.dtype or x1.shape[-1] != x2.shape[-2] or dtype not in computed_dtypes:
+        return None
+    if x1.shape[:-2] != x2.shape[:-2]:
         return None
     if out is None:
+        if x1.ndim > 2 and not (x1.flags.c_contiguous and x2.flags.c_contiguous):
+            return None  # NumPy's order of the batch axes follows the operands'
         out = np.empty(shape, dtype)
     elif (
         type(out) is not np.ndarray
