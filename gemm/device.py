@@ -477,9 +477,10 @@ def _prepare_lanes(backend, device, s: Signature) -> Launch:
                 s, nbytes, run, _ = _packed(backend, device, s, which, "rows")
                 packs.append((which, nbytes, run))
     store = "box" if _boxable(s)[2] else "rows"
+    # A program and 128 accumulators a lane do not fit the registers together.
+    tile, lane = ((128, 128), (8, 16)) if s.program is None else ((128, 64), (8, 8))
     plan = plans.ring_plan(device.target, "lanes", float32, s.out, (s.a.along(), s.b.along()),
-                           (128, 128), (8, 16), 2, 1, store, s.count > 1,
-                           program=s.program)  # fmt: skip
+                           tile, lane, 2, 1, store, s.count > 1, program=s.program)  # fmt: skip
     return _after_packs(device, packs, _ring(backend, device, plan, s, "float32"))
 
 

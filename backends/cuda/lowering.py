@@ -714,9 +714,12 @@ def lower_team_spill(context, builder, sig, args):
     registers = _registers_of(builder, args[1], kind)
     chunk = narrow_int(builder, _intp(context, builder, args[3], sig.args[3]))
     width, count = _chunks(tile, tile.dtype)
-    found = tiles.pieces(builder, tile)
     where = _spill_room(builder, tile, args[2])
     _warp_sync(builder)
+    # Opaque, so that the places of all chunks are not computed ahead of the loop over them: they
+    # would not fit the registers beside the tile.
+    (lane,) = ptx(builder, "mov.b32 $0, $1;", [lane_of_warp(builder)], [I32])
+    found = tiles.pieces(builder, tile, lane)
     # Registers have no index: each chunk is a branch of its own, the same for all lanes.
     done = builder.append_basic_block("spilled")
     branches = [builder.append_basic_block(f"chunk{c}") for c in range(count)]

@@ -61,18 +61,18 @@ def _rows_f64(stage):
     return _far_f64 if stage.along == "k" else _near_f64
 
 
-def pieces(builder, tile: TeamTile):
+def pieces(builder, tile: TeamTile, lane=None):
     """[(registers, row, column, base)]: runs of registers that hold adjacent columns of one row.
 
     row: among the rows/4 rows of the lane's warp, in the order `warp_row` undoes; column: in the
     tile. Both are LLVM i32 values. A piece never crosses sixteen bytes; base is the constant part
-    of its column, which decides the 128 bytes of output it belongs to.
+    of its column, which decides the 128 bytes of output it belongs to. lane: of the warp.
     """
     found = []
+    lane = lane_of_warp(builder) if lane is None else lane
     if tile.unit == "lanes":
         parts = tile.dtype.components
         span = max(1, CHUNK // tile.dtype.size)
-        lane = lane_of_warp(builder)
         down, across = builder.lshr(lane, i32(3)), builder.and_(lane, i32(7))
         for i in range(tile.lane_rows):
             if tile.a.along == "k":
@@ -90,7 +90,7 @@ def pieces(builder, tile: TeamTile):
                     column = plus(builder, times(builder, across, span), 8 * j)
                     found.append((range(start, start + span * parts), row, column, 8 * j))
         return found
-    g, t = _parts(builder)
+    g, t = builder.lshr(lane, i32(2)), builder.and_(lane, i32(3))
     double = tile.dtype.name == "float64"
     register = 0
     for i in range(tile.rows // 64):

@@ -31,13 +31,14 @@ _known: dict[Any, Decided] = {}
 @dataclass(frozen=True)
 class Decided:
     """What a call of these looks runs. outputs: (name, shape, type); scratch: bytes of the states
-    of partials, by slot."""
+    of partials, by slot; plain: the program is the identity, and the product has none."""
 
     outputs: tuple[tuple[str, tuple[int, ...], DType], ...]
     job: Job | None
     launch: Any
     device: Any
     scratch: tuple[tuple[int, int], ...] = ()
+    plain: bool = False
 
 
 def stand_in(view: Any) -> np.ndarray:
@@ -83,6 +84,13 @@ def matmul(backend: Any, a: Any, b: Any, out: Any, program: Any, *, precision: A
         if len(_known) >= KEPT:
             _known.clear()
         _known[tuple(key)] = found
+    if found.plain:
+        target = next(iter(given.values()), None)
+        name = found.outputs[0][2].name
+        return products.matmul(backend, a, b, target, dtype=name, precision=precision, fast=fast)
+    if found.outputs[0][2].kind == "c":
+        arrays = [x for name, x in bound.operands.items() if name in addresses]
+        backend.refuse_conjugates(a, b, *arrays)
     numbers = [] if found.job is None else found.job.numbers
     values = [(at, _number(bound, name, dtype)) for at, (_, name), dtype in numbers]
     main = found.outputs[0][0]
@@ -224,6 +232,8 @@ def _decide(backend, a, b, given, bound: Bound, precision, fast: bool) -> Decide
     if not all(x.size for x in written.values()):
         return Decided(tuple(outputs), None, None, device)
     program = _program(epilogue, of_each, acc, tuple(specs), wanted)
+    if program.is_identity:
+        return Decided(tuple(outputs), None, None, device, plain=True)
     job = Job(problem, program, 1, None)
     job.lay_out(0, program, arrays, written, 0)
     # States of partials along rows are in shared memory.

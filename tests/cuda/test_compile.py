@@ -104,7 +104,33 @@ def program_plans():
             yield pytest.param(target, plan, id=f"{target} {name}")
 
 
-@pytest.mark.parametrize("name, plan", [*plans(), *program_plans()])
+def other_program_plans():
+    """Element types beside bfloat16, and the oldest target."""
+    f32, f64, i32, i8, c64 = t.float32, t.float64, t.int32, t.int8, t.complex64
+    hopper = TARGETS["sm_90a"]
+    for name, program in (
+        ("bias", program_of(stock.bias, f32, f32, bias=("row", f32))),
+        ("norm", program_of(stock.residual_rmsnorm(), f32, f32, residual=("tile", f32),
+                            gamma=("row", f32))),
+        ("gate", program_of(stock.swiglu, f32, f32)),
+    ):  # fmt: skip
+        plan = team_plans.ring_plan(hopper, "lanes", f32, f32, ("rows", "rows"), (128, 64), (8, 8),
+                                    2, 1, program=program)  # fmt: skip
+        yield pytest.param("sm_90a", plan, id=f"sm_90a float32 {name}")
+    for target, a, acc, program in (
+        ("sm_75", f32, f32, program_of(stock.gelu, f32, f32, bias=("row", f32))),
+        ("sm_86", f64, f64, program_of(stock.gelu, f64, f64, bias=("row", f64))),
+        ("sm_90a", i8, i32, program_of(stock.quantise("int8"), i32, i32, scale=("number", f32))),
+        ("sm_80", c64, c64, program_of(stock.alpha_beta, c64, c64, c=("tile", c64))),
+    ):
+        tile, lane = team_plans.lanes_shape(acc)
+        near = ("k", "rows")
+        plan = team_plans.team_plan(TARGETS[target], "lanes", "", a, a, acc, acc, near, "held",
+                                    tile, lane, near=near, program=program)  # fmt: skip
+        yield pytest.param(target, plan, id=f"{target} program on {a}")
+
+
+@pytest.mark.parametrize("name, plan", [*plans(), *program_plans(), *other_program_plans()])
 def test_assembles_without_spills(name, plan, tmp_path):
     if isinstance(plan, team.TeamPlan):
         assert plan.illegal() == ""

@@ -175,6 +175,12 @@ def test_host_arrays_go_there_and_back():
         on_device.matmul_of_host(backend, a, b, out[:3], program)
 
 
+def test_the_identity_runs_the_plain_kernel():
+    identity = gemm.epilogue(lambda acc, unused=None: acc)
+    (plan,) = compared("sm_80", normal(9, 4), normal(4, 30, seed=1), identity, {})
+    assert plan.program is None
+
+
 def test_addmm_in_one_launch():
     addmm = importlib.import_module("gemm.addmm")
     backend = backend_on("sm_80")
