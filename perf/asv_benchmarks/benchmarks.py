@@ -25,7 +25,7 @@ def _load(name):
 
 alternate, cases, contenders, probes = map(_load, ("alternate", "cases", "contenders", "probes"))
 CASES = {case.name: case for case in cases.affordable(cases.parse(cases.TABLE))}
-CHECKED = set()
+CHECKED: set[str] = set()
 
 
 def _calls(case):
