@@ -314,8 +314,8 @@ def context_of(target: Target) -> TileContext:
 # -- LLVM ----------------------------------------------------------------------------------------
 
 
-def _entry(context, fndesc, argtypes, name: str, style: str) -> str:
-    """IR of the C function that calls the kernel.
+def _entry(context, fndesc, argtypes, name: str, style: str, texts=()) -> str:
+    """IR of the C function that calls the kernel, whose own IR is `texts`.
 
     style 'table': int32 name(int64 *arguments), loading each argument; 'team': int32
     name(int64 *arguments, int64 worker), the last argument from the register; 'raw': int64
@@ -346,7 +346,14 @@ def _entry(context, fndesc, argtypes, name: str, style: str) -> str:
     slot = builder.alloca(context.get_value_type(fndesc.restype))
     callee_type = ir.FunctionType(ir.IntType(32), [slot.type, *llvm_types])
     callee = ir.Function(module, callee_type, fndesc.llvm_func_name)
+    # A family may have state that its kernels need set up and taken down.
+    state = getattr(context.lowering, "STATE", None)
+    state = state if state is not None and state.used_in(texts) else None
+    if state is not None:
+        state.begin(builder)
     status = builder.call(callee, [slot, *arguments])
+    if state is not None:
+        state.end(builder)
     builder.ret(builder.load(slot) if raw else status)
     return str(module)
 
@@ -385,7 +392,8 @@ def lower(function, argtypes, target: Target, name: str = "kernel", style: str =
     started = time.perf_counter()
     context = context_of(target)
     result = context.compile_function(function, argtypes)
-    texts = [*result.library.texts, _entry(context, result.fndesc, argtypes, name, style)]
+    texts = list(result.library.texts)
+    texts.append(_entry(context, result.fndesc, argtypes, name, style, texts))
     machine = target.machine()
     module = link(texts, target, machine, name)
     if os.environ.get("GEMM_VERBOSE", "0") not in ("", "0"):

@@ -58,7 +58,8 @@ class Lanes(types.Type):
 class Tile(types.Type):
     def __init__(self, shape: TileShape):
         self.shape = shape
-        super().__init__(f"Tile({shape.rows}, {shape.vectors}, {shape.lanes}, {shape.dtype})")
+        size = f"{shape.rows}, {shape.vectors}, {shape.lanes}, {shape.dtype}, {shape.block}"
+        super().__init__(f"Tile({size})")
 
     @property
     def vector(self):
@@ -66,6 +67,8 @@ class Tile(types.Type):
 
     @property
     def llvm(self):
+        if self.shape.block > 1:
+            return ir.IntType(8)  # registers by number: no value passes through LLVM
         return ir.ArrayType(self.vector, self.shape.rows * self.shape.vectors)
 
 

@@ -41,6 +41,7 @@ from gemm.microkernels.vocabulary import (
 )
 
 from .batch import offset
+from .block_packing import make_pack_blocks
 from .components import make_pack_parts, make_pack_turned
 from .epilogues.prepare import make_prepare, pack_nothing
 from .epilogues.write_back import make_announce, make_write_back, silent
@@ -94,9 +95,10 @@ def make_macro_kernel(shape: TileShape, write_back, unroll: int, flip: bool = Fa
     """
     MR, NR, size = shape.rows, shape.columns, shape.dtype.size
     micro_kernel = make_outer_product(unroll)
-    factor = size if units is None else units[0].size
+    factor, value = (size, size) if units is None else (units[0].size, units[1].size)
     a_step = MR * factor
-    b_step = NR * size
+    b_step = NR * value
+    tile_row = NR * size
 
     def lose(t, minus, sums):
         store(minus, -1)
@@ -111,11 +113,11 @@ def make_macro_kernel(shape: TileShape, write_back, unroll: int, flip: bool = Fa
             a_panel = shift(a, ir * kb * factor)
             for jr in range(0, nc, NR):
                 n = min(NR, nc - jr)
-                b_panel = shift(b, jr * kb * size)
+                b_panel = shift(b, jr * kb * value)
                 resting = shift(home, ir * home_rs + jr * size)
                 for i in range(MR):  # the next tile's resting place, while this one is computed
-                    beyond = shift(resting, i * home_rs + b_step)
-                    for line in range(0, b_step, LINE):
+                    beyond = shift(resting, i * home_rs + tile_row)
+                    for line in range(0, tile_row, LINE):
                         prefetch(shift(beyond, line))
                 if first:
                     t = tile_zeros(shape)
@@ -141,6 +143,10 @@ def make_packs(shape: TileShape, a: DType, b: DType, units: tuple[DType, DType] 
         return pack_a, make_pack(shape.columns, shape.lanes, b, shape.dtype), 1
     if shape.dtype.kind == "c":
         return make_pack_parts(shape), make_pack_turned(shape), 1
+    if shape.block > 1:
+        pack_a = make_pack_blocks(shape.rows, shape.lanes, a, units[0], True)
+        pack_b = make_pack_blocks(shape.columns, shape.lanes, b, units[1], False)
+        return pack_a, pack_b, units[0].group
     pack_a = make_pack_groups(shape.rows, shape.lanes, a, units[0])
     return pack_a, make_pack_groups(shape.columns, shape.lanes, b, units[1]), units[0].group
 
@@ -192,6 +198,7 @@ def make_blocked(
     flip = units is not None and flips(a_type, units[0])
     surplus = make_surplus(shape, units if flip else None, unroll)
     panel_a, panel_b = units or (acc, acc)
+    wide = panel_b.size
     write_back = make_store(shape, out) if program is None else make_write_back(shape, program)
     announce = make_announce(shape, program)
     macro_kernel = make_macro_kernel(shape, write_back, unroll, flip, units, announce)
@@ -212,7 +219,7 @@ def make_blocked(
         return packed_b
 
     def ready_panels(packed_b, b, brs, bcs, pc, beside, column, width, depth, kb):
-        return recast(shift(b, pc // group * brs + column * kb * size), panel_b)
+        return recast(shift(b, pc // group * brs + column * kb * wide), panel_b)
 
     panels_of_b = ready_panels if ready_b else packed_panels
 

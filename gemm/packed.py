@@ -26,8 +26,8 @@ from . import operands
 from . import plan as planning
 from .execution import batches, execute
 from .kernels import KernelSpec
-from .planner import panel_units, workers_for
-from .targets import accumulator, element_type, levels, parse_kernel, tile_for
+from .planner import panels, workers_for
+from .targets import accumulator, element_type, levels, parse_kernel
 from .threads import checked, get_num_threads
 
 
@@ -67,18 +67,18 @@ def pack(b: Any, *, kernel: str | None = None) -> PackedOperand:
     if level == "reference":
         raise ValueError("pack: the reference target reads operands where they lie")
     acc = accumulator(kind, kind)
-    tile = tile_for(level, acc, shape)
-    units = panel_units(level, kind, kind, kind, acc)
+    tile, units = panels(level, kind, kind, kind, acc, shape)
+    whole = units[0] if units is not None and tile.block > 1 else None
     if named is None:
-        kc = planning.fit(planning.cache_blocks(tile, machine().caches), tile, 1, 1, len(b),
-                          False).kc  # fmt: skip
+        kc = planning.fit(planning.cache_blocks(tile, machine().caches, whole), tile, 1, 1,
+                          len(b), False, whole).kc  # fmt: skip
     else:
-        kc = planning.round_up(max(1, named[1]), 4)
+        kc = planning.round_up(max(1, named[1]), 4 if whole is None else whole.group)
     unit = None if units is None else units[1]
     columns = np.minimum(np.arange(planning.round_up(b.shape[1], tile.columns)), b.shape[1] - 1)
-    panels = [_panels(b[pc : pc + kc][:, columns], tile, unit) for pc in range(0, len(b), kc)]
+    parts = [_panels(b[pc : pc + kc][:, columns], tile, unit) for pc in range(0, len(b), kc)]
     # Edge loads may look beyond the last panel, as in the engine's own scratch.
-    data = np.concatenate([*panels, np.zeros(64 * tile.lanes, np.uint8)])
+    data = np.concatenate([*parts, np.zeros(64 * tile.lanes, np.uint8)])
     data.flags.writeable = False
     return PackedOperand(b.shape, b.dtype, level, tile, kc, units, data)
 
@@ -94,11 +94,14 @@ def _panels(block: np.ndarray, tile: TileShape, unit: DType | None) -> np.ndarra
         rows = block.astype(np.dtype(tile.dtype.name))
     else:
         # Neighbours in k become one 32-bit unit.
-        element: Any = {"bfloat16x2": block.dtype, "int16x2": np.int16}.get(unit.name, np.int8)
+        element: Any = np.int16 if unit.name == "int16x2" else np.int8
+        if unit.name.startswith("bfloat16"):
+            element = block.dtype
+        each = 4 // np.dtype(element).itemsize
         k = planning.round_up(len(block), unit.group)
         whole = np.zeros((k, block.shape[1]), element)
         whole[: len(block)] = block.astype(element)
-        grouped = whole.reshape(-1, unit.group, block.shape[1])
+        grouped = whole.reshape(-1, each, block.shape[1])
         if unit.name == "bfloat16x2":
             grouped = grouped[:, ::-1]
         rows = np.ascontiguousarray(grouped.swapaxes(1, 2)).view(np.uint32)[..., 0]
@@ -113,8 +116,9 @@ def _plan(level, tile, units, kind, m, n, k, kc, batch, scratch_home, allowed):
     spec = KernelSpec("blocked", tile, kind, kind, kind, units=units, ready_b=True)
     workers = workers_for(level, tile.dtype, m * n * k * batch, allowed)
     team = planning.partition(batch, m, n, tile, workers)
-    blocks = planning.fit(planning.cache_blocks(tile, machine().caches), tile, -(-m // team[1]),
-                          -(-n // team[2]), k, scratch_home)  # fmt: skip
+    unit = units[0] if units is not None and tile.block > 1 else None
+    blocks = planning.fit(planning.cache_blocks(tile, machine().caches, unit), tile,
+                          -(-m // team[1]), -(-n // team[2]), k, scratch_home, unit)  # fmt: skip
     blocks = planning.replace(blocks, kc=kc)
     return planning.Plan(level, spec, blocks, team, ("B comes packed",))
 
@@ -154,7 +158,7 @@ def product(x1: Any, x2: Any, out: Any, keywords: dict[str, Any]) -> np.ndarray:
 
 def _run(a: np.ndarray, b: PackedOperand, out: np.ndarray, allowed: int) -> None:
     k, n = b.shape
-    size = b.tile.dtype.size
+    size = b.units[1].size if b.units else b.tile.dtype.size
     # Bytes of all panels for one unit of k.
     step = planning.round_up(n, b.tile.columns) * size * (b.tile.dtype.components if b.units else 1)
     scratch_home = out.dtype.name != b.tile.dtype.name or out.strides[-1] != out.itemsize

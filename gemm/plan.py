@@ -48,6 +48,9 @@ def illegal(blocks: Blocks, team: tuple[int, int, int], spec: KernelSpec) -> str
     for name, extent in (("NC", blocks.nc), ("band", blocks.band)):
         if extent % NR:
             return f"{name} = {extent} is not a multiple of NR = {NR}"
+    unit = spec.units[0] if spec.units is not None and spec.tile.block > 1 else None
+    if unit is not None and blocks.kc % unit.group:
+        return f"KC = {blocks.kc} is not a multiple of the {unit.group} values of k in a {unit}"
     if min(team) < 1:
         return f"a team needs workers in every direction, got {team}"
     return ""
@@ -65,17 +68,19 @@ def balanced(extent: int, largest: int, step: int) -> int:
     return min(round_up(largest, step), round_up(-(-extent // parts), step))
 
 
-def cache_blocks(tile, caches) -> Blocks:
+def cache_blocks(tile, caches, unit=None) -> Blocks:
     """The block sizes of an unbounded problem on a machine with these three caches.
 
-    caches: objects with size (bytes), ways and shared_by.
+    caches: objects with size (bytes), ways and shared_by. unit: of panels for whole blocks.
     """
-    size = tile.dtype.size
+    size = tile.dtype.size if unit is None else unit.size // unit.group
+    deep = 16 if unit is None else unit.group
     l1, l2, l3 = caches
     MR, NR = tile.rows, tile.columns
     # The narrow panel keeps to a good half of the first level, and a wide one does not sweep it.
-    kc = int(min(0.6 * l1.size / (MR * size), 0.67 * l1.size / (NR * size), DEEPEST))
-    kc = max(16, kc // 16 * 16)
+    deepest = DEEPEST if unit is None else DEEPEST * 4 // size
+    kc = int(min(0.6 * l1.size / (MR * size), 0.67 * l1.size / (NR * size), deepest))
+    kc = max(deep, kc // deep * deep)
     # Second level: all but two ways (A and C passing through), three quarters of that.
     share = l2.size / max(1, l2.shared_by) * max(1, l2.ways - 2) / l2.ways
     # Complex panels of B hold two rows for each k (components.py).
@@ -98,10 +103,10 @@ def rooms(blocks: Blocks, tile) -> tuple[int, int]:
 DEEPEST = 384  # KC beyond which C's traffic is small anyway
 
 
-def fit(blocks: Blocks, tile, m: int, n: int, k: int, scratch_home: bool) -> Blocks:
+def fit(blocks: Blocks, tile, m: int, n: int, k: int, scratch_home: bool, unit=None) -> Blocks:
     """Blocks rebalanced for a problem; a scratch home bounds MC and the band of columns."""
     mc = balanced(m, min(blocks.mc, 1024) if scratch_home else blocks.mc, tile.rows)
-    kc = balanced(k, blocks.kc, 4)
+    kc = balanced(k, blocks.kc, 4 if unit is None else unit.group)
     nc = balanced(n, blocks.nc, tile.columns)
     band = nc * max(1, 512 // nc) if scratch_home else round_up(max(n, 1), tile.columns)
     return replace(blocks, mc=mc, kc=kc, nc=nc, band=band)

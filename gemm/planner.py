@@ -9,7 +9,16 @@ from gemm.microkernels.dtypes import UNITS, DType, TileShape
 from . import plan as planning
 from .kernels import KernelSpec
 from .plan import Plan
-from .targets import accumulator, check_level, described, levels, parse_kernel, tile_for, unit_of
+from .targets import (
+    accumulator,
+    check_level,
+    described,
+    levels,
+    parse_kernel,
+    tile_for,
+    tile_of_blocks,
+    unit_of,
+)
 
 SHARE = 10e-6  # seconds of work that pay for waking a worker
 CLOCK = 3e9
@@ -78,6 +87,8 @@ def make_plan(a: DType, b: DType, out: DType, acc: DType, m: int, n: int, k: int
     free = shape is None and named is None and not resume
     if free and (program is None or program.suits(b_layout)):
         chosen = family(a, b, acc, m, n, k, b_layout, adjacent, -(-threads // batch))
+    if acc.kind == "f" and block_units(level, a, b, acc):
+        chosen = "blocked"  # the unit's order of additions is its own: every shape takes it
     if chosen == "direct" and program is None:
         return _direct(level, a, b, out, acc, batch, threads)
     if chosen == "skinny":
@@ -160,21 +171,58 @@ def panel_units(level: str, a: DType, b: DType, out: DType, acc: DType):
     return None
 
 
+def block_units(level: str, a: DType, b: DType, acc: DType):
+    """(units of A's panels, units of B's) for whole blocks where the level multiplies them."""
+    if level == "reference":
+        level = next(iter(levels()), "")
+    known = described()[level].units if level in described() else ()
+    if {a.name, b.name} == {"bfloat16"} and acc.name == "float32":
+        names = ("bfloat16x32", "bfloat16x32")
+    elif {a.name, b.name} <= {*EIGHT_BITS} and acc.name == "int32":
+        first, second = ("int8x64" if x.name == "int8" else "uint8x64" for x in (a, b))
+        names = (first, second)
+    else:
+        return None
+    return (UNITS[names[0]], UNITS[names[1]]) if set(names) <= {*known} else None
+
+
+def panels(level: str, a: DType, b: DType, out: DType, acc: DType, shape: tuple[int, int] | None,
+           pairs: bool = False, plain: bool = True, whole: bool = True):  # fmt: skip
+    """(tile, units) of a blocked kernel. shape: MR x NR as named; plain: no program of packing;
+    whole: whole blocks may be multiplied."""
+    units = block_units(level, a, b, acc) if whole else None
+    if units is not None:
+        tile = tile_of_blocks(level, acc, shape)
+        if tile is not None:
+            return tile, units
+        if acc.kind == "f" and shape is not None:
+            raise ValueError(
+                f"kernel tile {shape[0]}x{shape[1]}: {a} on {level} is multiplied in whole blocks;"
+                f" tile and operands must fit {unit_of(level)[0].blocks}"
+            )
+    tile = tile_for(level, acc, shape, pairs)
+    return tile, panel_units(level, a, b, out, acc) if plain else None
+
+
 def _blocked(level, shape, named, a, b, out, acc, m, n, k, batch, scratch_home, threads, kernel,
              program, resume=False) -> Plan:  # fmt: skip
     from gemm.backends.cpu.machine import machine
 
-    tile = tile_for(level, acc, shape, program is not None and program.needs_pairs)
     plain = program is None or (program.pack_a is None and program.pack_b is None)
-    units = panel_units(level, a, b, out, acc) if plain else None
+    pairs = program is not None and program.needs_pairs
+    # A chain that goes on from anywhere is no sum of whole units.
+    whole = plain and not (resume and acc.kind == "f")
+    tile, units = panels(level, a, b, out, acc, shape, pairs, plain, whole)
+    unit = units[0] if units is not None and tile.block > 1 else None
     spec = KernelSpec("blocked", tile, a, b, out, program=program, units=units,
                       resume=resume)  # fmt: skip
     splits = (True, True) if program is None else program.splits
     caches = machine().caches
-    blocks = planning.cache_blocks(tile, caches)
+    blocks = planning.cache_blocks(tile, caches, unit)
+    kind = unit_of(level)[0] if unit is None else unit_of(level)[0].blocks
     why = [
-        f"tile {tile.rows}x{tile.columns}: {tile.rows * tile.vectors} accumulators"
-        f" of {unit_of(level)[0].registers} registers, the fewest elements moved that fit",
+        f"tile {tile.rows}x{tile.columns}: {tile.registers} accumulators"
+        f" of {kind.registers} registers, the fewest elements moved that fit",
         f"L1 {caches[0]}, L2 {caches[1]}, L3 {caches[2]}"
         f" -> MC {blocks.mc}, KC {blocks.kc}, NC {blocks.nc}",
     ]
@@ -189,7 +237,8 @@ def _blocked(level, shape, named, a, b, out, acc, m, n, k, batch, scratch_home, 
         team = planning.partition(batch, m, n, tile, threads, splits)
     else:
         team = planning.partition(batch, m, n, tile, threads, splits)
-        blocks = planning.fit(blocks, tile, -(-m // team[1]), -(-n // team[2]), k, scratch_home)
+        blocks = planning.fit(blocks, tile, -(-m // team[1]), -(-n // team[2]), k, scratch_home,
+                              unit)  # fmt: skip
     reason = planning.illegal(blocks, team, spec)
     if reason:
         raise ValueError(reason)

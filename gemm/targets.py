@@ -9,7 +9,7 @@ import numpy as np
 
 from gemm.microkernels import dtypes
 from gemm.microkernels.dtypes import DType
-from gemm.microkernels.selection import select_tile
+from gemm.microkernels.selection import select_blocks, select_tile
 
 computed_dtypes: dict[np.dtype, DType] = {}  # those met so far
 
@@ -141,3 +141,19 @@ def tile_for(level: str, acc: DType, shape: tuple[int, int] | None, pairs: bool 
             f"{columns} columns are {columns // lanes} vectors of {lanes} lanes"
         )
     return dtypes.TileShape(rows, columns // lanes, lanes, acc)
+
+
+def tile_of_blocks(level: str, acc: DType, shape: tuple[int, int] | None):
+    """The tile of a level's unit for whole blocks: selected, or the one named; None where the
+    named one is no tile of whole blocks that fits."""
+    unit = unit_of(level)[0].blocks
+    if shape is None:
+        return select_blocks(unit, acc)
+    rows, columns = shape
+    lanes = unit.bytes // acc.size
+    if rows < 1 or columns < 1 or rows % unit.rows or columns % lanes:
+        return None
+    high, wide = rows // unit.rows, columns // lanes
+    if high * wide + high + wide > unit.registers:
+        return None
+    return dtypes.TileShape(rows, wide, lanes, acc, unit.rows)

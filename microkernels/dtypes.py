@@ -89,6 +89,13 @@ UNITS = {
     name: DType(name, "g", 32, "int32", group)
     for name, group in (("int16x2", 2), ("bfloat16x2", 2), ("int8x4", 4), ("uint8x4", 4))
 }
+# Units of 64 bytes for instructions on whole blocks (gemm/block_packing.py).
+UNITS |= {
+    name: DType(name, "g", 512, compute, group)
+    for name, compute, group in (
+        ("bfloat16x32", "float32", 32), ("int8x64", "int32", 64), ("uint8x64", "int32", 64),
+    )
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -99,16 +106,25 @@ class TileShape:
     +------+------+
     |      |      |  rows
     +------+------+
+
+    block: rows of one register. A register of 16 x 16 accumulators takes units of 64 bytes.
     """
 
     rows: int
     vectors: int
     lanes: int
     dtype: DType
+    block: int = 1
 
     @property
     def columns(self) -> int:
         return self.vectors * self.lanes
 
+    @property
+    def registers(self) -> int:
+        """Registers that hold the accumulators."""
+        return self.rows // self.block * self.vectors
+
     def __repr__(self) -> str:
-        return f"{self.rows}x{self.columns} {self.dtype}"
+        blocks = f" in blocks of {self.block}x{self.lanes}" if self.block > 1 else ""
+        return f"{self.rows}x{self.columns} {self.dtype}{blocks}"

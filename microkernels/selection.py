@@ -15,11 +15,38 @@ from .dtypes import DType, TileShape
 
 
 @dataclass(frozen=True)
+class BlockUnit:
+    """Registers that hold blocks: registers: how many; rows: of one; bytes: of a row; latency and
+    interval: cycles of a multiplication of two, and between the starts of two."""
+
+    registers: int
+    rows: int
+    bytes: int
+    latency: int
+    interval: int
+
+
+def select_blocks(unit: BlockUnit, dtype: DType) -> TileShape:
+    """The tile of whole blocks: enough chains to cover the latency, a register for each block of A
+    and of B beside, and among those the fewest bytes moved a multiplication."""
+    lanes = unit.bytes // dtype.size
+    shapes = [
+        TileShape(high * unit.rows, wide, lanes, dtype, unit.rows)
+        for high in range(1, unit.registers)
+        for wide in range(1, unit.registers)
+        if high * wide + high + wide <= unit.registers
+        and high * wide * unit.interval >= unit.latency
+    ]
+    return min(shapes, key=traffic)
+
+
+@dataclass(frozen=True)
 class VectorUnit:
     """What a micro-kernel needs to know of a core.
 
     registers: vector registers; bytes: width of one; latency: cycles of a fused multiply-add;
-    ports: fused multiply-adds started a cycle; temporaries: registers the step itself needs.
+    ports: fused multiply-adds started a cycle; temporaries: registers the step itself needs;
+    blocks: the unit for whole blocks, where there is one.
     """
 
     registers: int
@@ -27,6 +54,7 @@ class VectorUnit:
     latency: int
     ports: int
     temporaries: int = 1
+    blocks: BlockUnit | None = None
 
     def lanes(self, dtype: DType) -> int:
         return max(1, self.bytes // dtype.size)

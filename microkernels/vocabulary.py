@@ -21,7 +21,7 @@ from __future__ import annotations
 import numpy as np
 
 from .dtypes import DType, TileShape
-from .fused import fused_multiply_add
+from .fused import flushing_multiply_add, fused_multiply_add
 
 
 class Pointer:
@@ -48,7 +48,7 @@ class Pointer:
 def storage(dtype: DType) -> np.dtype:
     """The NumPy dtype of `dtype` in memory."""
     if dtype.group > 1:
-        return np.dtype(np.int32)
+        return np.dtype(np.int32) if dtype.size == 4 else np.dtype(f"V{dtype.size}")
     if dtype.name in ("bfloat16", "float8_e4m3fn", "float8_e5m2"):
         import ml_dtypes
 
@@ -182,10 +182,13 @@ def outer_accumulate(t, a, row_step, b, n):
     Complex: each part is one chain, re <- fma(ar, br, re), re <- fma(ai, -bi, re) and
     im <- fma(ar, bi, im), im <- fma(ai, br, im). Real a with complex t and b: the first of each.
     Units of several k (gemm/grouping.py): one chain in ascending k; integers wrap.
+    Units of 64 bytes (gemm/block_packing.py): floats in the order of `_of_blocks`.
     Cost: rows * vectors fused multiply-adds (twice that for complex), `vectors` loads, `rows`
     broadcast loads.
     """
     rows, columns = t.shape
+    if b.dtype.size == 64:
+        return _of_blocks(t, a, row_step, b)
     if b.dtype.group > 1:
         return _grouped(t, a, row_step, b, n)
     av = np.stack([load(shift(a, i * row_step)) for i in range(rows)])[:, None]
@@ -240,6 +243,31 @@ def _grouped(t, a, row_step, b, n):
     y = bv.view(parts[1]).reshape(1, columns, -1).astype(np.int32)
     with np.errstate(all="ignore"):
         return (t + (x * y).sum(-1, dtype=np.int32)).astype(np.int32)
+
+
+def _of_blocks(t, a, row_step, b):
+    """outer_accumulate on units of 64 bytes: row i of a is one unit, b 16 rows of a 32-bit piece
+    of each column's unit.
+
+    bfloat16: two chains from +0, one over the even k of the unit and one over the odd k, are
+    added, and the sum is added to t; every step rounds to nearest and flushes subnormals.
+    """
+    rows, columns = t.shape
+    kind = {"bfloat16x32": np.uint16, "int8x64": np.int8, "uint8x64": np.uint8}
+    x = np.stack([shift(a, i * row_step).view(64, np.dtype(np.uint8)) for i in range(rows)])
+    y = b.view(64 * columns, np.dtype(np.uint8)).reshape(16, columns, 4).swapaxes(0, 1)
+    x = x.view(kind[a.dtype.name])[:, None]
+    y = np.ascontiguousarray(y).reshape(columns, 64).view(kind[b.dtype.name])[None]
+    if b.dtype.name != "bfloat16x32":
+        with np.errstate(all="ignore"):
+            products = x.astype(np.int32) * y.astype(np.int32)
+            return (t + products.sum(-1, dtype=np.int32)).astype(np.int32)
+    x, y = ((u.astype(np.uint32) << np.uint32(16)).view(np.float32) for u in (x, y))
+    even, odd, one = np.zeros_like(t), np.zeros_like(t), np.ones_like(t)
+    for k in range(0, 32, 2):
+        even = flushing_multiply_add(x[..., k], y[..., k], even)
+        odd = flushing_multiply_add(x[..., k + 1], y[..., k + 1], odd)
+    return flushing_multiply_add(flushing_multiply_add(even, one, odd), one, t)
 
 
 # -- integers ------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from ..machines.cpus import CPULevel
 from . import loader, machine
 
 ENTRY = "kernel"
-LOWERING = "gemm.backends.cpu.lowering"
+LOWERING = "gemm.backends.cpu.blocks"
 _lock = threading.RLock()
 
 if hasattr(os, "register_at_fork"):
@@ -64,8 +64,8 @@ def sources_digest() -> str:
 
 
 KERNEL_SOURCES = (
-    "batch.py", "blocked.py", "chains.py", "components.py", "grouping.py", "kernels.py",
-    "packing.py", "skinny.py", "small.py",
+    "batch.py", "block_packing.py", "blocked.py", "chains.py", "components.py", "grouping.py",
+    "kernels.py", "packing.py", "skinny.py", "small.py",
     "convolution/depthwise_loops.py", "convolution/loops.py", "convolution/packing.py",
     "convolution/specs.py",
     "epilogues/prepare.py", "epilogues/program.py", "epilogues/write_back.py",

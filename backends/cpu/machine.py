@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import os
 import platform
@@ -109,7 +110,22 @@ def _facts() -> tuple[str, frozenset[str]]:
         # Elsewhere the vector form of the bfloat16 pair instruction is microcode, slower than
         # widening to float32 (docs/facts.md).
         flags |= {"fast_bf16_pairs"}
+    if "amx_tile" in flags and tiles_permitted():
+        flags |= {"amx_permitted"}
     return name, flags
+
+
+def tiles_permitted() -> bool:
+    """Asks Linux for the tile registers, once for the process, its threads and its children.
+
+    The kernel refuses where a thread's signal stack is too small for the larger state, a sandbox
+    where it does not know the call; then nothing uses them. From then on signal stacks smaller
+    than AT_MINSIGSTKSZ are refused in this process.
+    """
+    if platform.system() != "Linux" or _architecture() != "x86_64":
+        return False
+    arch_prctl, request, tile_data = 158, 0x1023, 18
+    return ctypes.CDLL(None).syscall(arch_prctl, request, tile_data) == 0
 
 
 def usable_cores() -> int:

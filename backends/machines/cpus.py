@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from gemm.microkernels.selection import VectorUnit
+from gemm.microkernels.selection import BlockUnit, VectorUnit
 
 
 @dataclass(frozen=True)
@@ -36,17 +36,28 @@ _AVX512_FLAGS = "avx2 fma f16c bmi2 avx512f avx512bw avx512dq avx512vl"
 
 LEVELS = (
     CPULevel(
+        "amx",
+        "x86_64",
+        "skylake-avx512",
+        _VNNI + ",+amx-tile,+amx-bf16,+amx-int8",
+        _flags(_AVX512_FLAGS + " avx512_vnni amx_tile amx_bf16 amx_int8 amx_permitted"),
+        VectorUnit(
+            registers=32,
+            bytes=64,
+            latency=4,
+            ports=2,
+            blocks=BlockUnit(registers=8, rows=16, bytes=64, latency=52, interval=16),
+        ),
+        units=("int16x2", "int8x4", "bfloat16x32", "int8x64", "uint8x64"),
+    ),
+    CPULevel(
         "avx512_bf16",
         "x86_64",
         "skylake-avx512",
         _VNNI + ",+avx512bf16",
         _flags(_AVX512_FLAGS + " avx512_vnni avx512_bf16 fast_bf16_pairs"),
         VectorUnit(registers=32, bytes=64, latency=4, ports=2),
-        units=(
-            "int16x2",
-            "int8x4",
-            "bfloat16x2",
-        ),
+        units=("int16x2", "int8x4", "bfloat16x2"),
     ),
     CPULevel(
         "avx512_vnni",
@@ -55,10 +66,7 @@ LEVELS = (
         _VNNI,
         _flags(_AVX512_FLAGS + " avx512_vnni"),
         VectorUnit(registers=32, bytes=64, latency=4, ports=2),
-        units=(
-            "int16x2",
-            "int8x4",
-        ),
+        units=("int16x2", "int8x4"),
     ),
     CPULevel(
         "avx512",

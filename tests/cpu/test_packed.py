@@ -14,6 +14,7 @@ from gemm.backends.reference.run import pointer
 from gemm.grouping import make_pack_groups
 from gemm.microkernels.dtypes import DTYPES, UNITS, TileShape
 from gemm.packed import _panels
+from gemm.planner import panels
 
 LEVEL = targets.default_level()
 
@@ -44,10 +45,10 @@ def test_the_bits_are_those_of_the_unpacked_product(dtype):
 def test_panels_of_units(dtype):
     kind = getattr(ml_dtypes, dtype, dtype)
     a, b = ((random(s, "float32") * 4).clip(-128, 127).astype(kind) for s in ((21, 43), (43, 37)))
-    shape = targets.tile_for(
-        LEVEL, targets.accumulator(*(targets.element_type(a.dtype),) * 2), None
-    )
-    named = f"{LEVEL}:{shape.rows}x{shape.columns}:{shape.rows},8,{shape.columns}"
+    t = targets.element_type(a.dtype)
+    shape, units = panels(LEVEL, t, t, t, targets.accumulator(t, t), None)
+    kc = units[0].group if units and shape.block > 1 else 8
+    named = f"{LEVEL}:{shape.rows}x{shape.columns}:{shape.rows},{kc},{shape.columns}"
     expected = gemm.matmul(a, b)
     for kernel in (None, named):
         assert gemm.matmul(a, gemm.pack(b, kernel=kernel)).tobytes() == expected.tobytes()

@@ -7,7 +7,11 @@ import numpy as np
 from gemm.backends.cpu.machine import machine
 from gemm.backends.machines.cpus import LEVELS
 from gemm.microkernels.dtypes import DTYPES
-from gemm.microkernels.fused import fused_multiply_add, rounding_twice
+from gemm.microkernels.fused import (
+    flushing_multiply_add,
+    fused_multiply_add,
+    rounding_twice,
+)
 from gemm.microkernels.selection import select_tile
 
 RUNNABLE = {level.name: level for level in machine().levels}
@@ -24,6 +28,29 @@ def chain(a: np.ndarray, b: np.ndarray, fused: bool = True) -> np.ndarray:
         for k in range(a.shape[1]):
             total = fused_multiply_add(a[:, k, None], b[None, k, :], total)
     return total
+
+
+def blocks_of_32(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """docs/numerics.md: 32 k at a time, even and odd k each a chain, their sum added."""
+    steps = -(-a.shape[1] // 32) * 32
+    x, y = np.zeros((len(a), steps), "f4"), np.zeros((steps, b.shape[1]), "f4")
+    x[:, : a.shape[1]], y[: len(b)] = a, b
+    total = np.zeros((len(a), b.shape[1]), "f4")
+    one = np.float32(1)
+    for first in range(0, steps, 32):
+        even = odd = np.zeros_like(total)
+        for k in range(first, first + 32, 2):
+            even = flushing_multiply_add(x[:, k, None], y[None, k], even)
+            odd = flushing_multiply_add(x[:, k + 1, None], y[None, k + 1], odd)
+        total = flushing_multiply_add(flushing_multiply_add(even, one, odd), one, total)
+    return total
+
+
+def bfloat16_sums(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """float32 sums of bfloat16 products in the order of this machine's best level."""
+    best = next(iter(RUNNABLE.values()))
+    order = blocks_of_32 if "bfloat16x32" in best.units else chain
+    return order(a.astype("f4"), b.astype("f4"))
 
 
 def same_bits(x: np.ndarray, y: np.ndarray) -> bool:

@@ -107,7 +107,7 @@ def test_a_planted_arrow_is_found(module, line):
 # -- targets -------------------------------------------------------------------------------------
 
 WORDS = re.compile(
-    r"(?<![a-z])(cpus?|cuda|gpus?|ptx|nvptx|avx\w*|sse\w*|neon|x86\w*|aarch64|arm64|sm_\d+\w*|"
+    r"(?<![a-z])(cpus?|cuda|gpus?|ptx|nvptx|avx\w*|amx\w*|sse\w*|neon|x86\w*|aarch64|arm64|sm_\d+\w*|"
     r"wgmma|tma|nvidia|simt|zmm|ymm)(?![a-z])",
     re.IGNORECASE,
 )
