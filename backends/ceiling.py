@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from gemm.microkernels.dtypes import DTYPES, UNITS, DType, TileShape, int64
-from gemm.microkernels.selection import VectorUnit
+from gemm.microkernels.selection import VectorUnit, select_blocks
 from gemm.microkernels.vocabulary import (
     load_lanes,
     outer_accumulate,
@@ -97,6 +97,28 @@ def make_unit_chains(shape: TileShape, units: tuple[DType, DType]):
     return sums
 
 
+def make_block_chains(shape: TileShape, units: tuple[DType, DType]):
+    """As make_unit_chains for whole blocks, of which the first level holds each operand's one.
+
+    data: the tile, a unit for each row, a unit for each column. Each step loads both again.
+    """
+    rows, columns = shape.rows, shape.columns
+    row = columns * shape.dtype.size
+    first, second = units
+
+    def blocks(data, steps):
+        t = tile_load(shape, data, row, rows, columns)
+        a = recast(shift(data, rows * row), first)
+        b = recast(shift(data, rows * row + rows * 64), second)
+        for _ in range(steps):
+            for _ in range(UNROLL):
+                t = outer_accumulate(t, a, 64, b, columns)
+        tile_store(data, row, t, rows, columns)
+
+    blocks.label = f"ceiling {units[0]} {units[1]}"  # type: ignore[attr-defined]
+    return blocks
+
+
 @dataclass(frozen=True)
 class ChainsSpec:
     """The ceiling loop as a kernel of the cache. units: of the two operands, or plain floats."""
@@ -107,6 +129,8 @@ class ChainsSpec:
 
     def build(self):
         arguments = self.tile.dtype, "integer"
+        if self.units is not None and self.tile.block > 1:
+            return make_block_chains(self.tile, self.units), arguments
         if self.units is not None:
             return make_unit_chains(self.tile, self.units), arguments
         return make_chains(self.tile, self.fused), arguments
@@ -122,6 +146,8 @@ class ChainsSpec:
         """Vectors of operands behind the tile."""
         if self.units is None:
             return 2
+        if self.tile.block > 1:
+            return 64 * (self.tile.rows + self.tile.columns) // (4 * self.tile.columns)
         return -(-self.tile.rows // self.tile.columns) + RING * UNROLL
 
 
@@ -142,9 +168,10 @@ def units_of(level: CPULevel, dtype: DType) -> tuple[DType, DType] | None:
 
     None: plain floats. Integers without such a group are their own units.
     """
-    groups = [(16, "bfloat16x2", "bfloat16x2")] if dtype.name == "bfloat16" else []
+    pairs = ("bfloat16x32", "bfloat16x2") if dtype.name == "bfloat16" else ()
+    groups = [(16, name, name) for name in pairs]
     if dtype.kind in "iub":
-        groups = [(8, "uint8x4", "int8x4"), (16, "int16x2", "int16x2")]
+        groups = [(8, "uint8x64", "int8x64"), (8, "uint8x4", "int8x4"), (16, "int16x2", "int16x2")]
     for bits, first, second in groups:
         if dtype.bits <= bits and second in level.units:
             return UNITS[first], UNITS[second]
@@ -156,6 +183,8 @@ def spec_of(level: CPULevel, dtype: DType) -> ChainsSpec:
     kind, units = dtype.computed.real, units_of(level, dtype)
     if units is None:
         return ChainsSpec(chains_of(level.unit, kind), level.fused)
+    if level.unit.blocks is not None and units[0].size == 64:
+        return ChainsSpec(select_blocks(level.unit.blocks, kind), False, units)
     return ChainsSpec(unit_chains_of(level.unit, kind), False, units)
 
 

@@ -16,7 +16,7 @@ from numba.core.types import intp
 
 import gemm
 from gemm import engine
-from gemm.backends import compiler, values
+from gemm.backends import ceiling, compiler, values
 from gemm.backends.cpu import kernels, machine
 from gemm.backends.reference.run import pointer
 from gemm.block_packing import make_pack_blocks
@@ -295,3 +295,12 @@ def test_where_the_system_refuses_nothing_uses_the_registers():
 def test_permission_is_asked_only_where_it_can_be(monkeypatch):
     monkeypatch.setattr(machine.platform, "system", lambda: "Darwin")
     assert machine.tiles_permitted() is False
+
+
+@needs_registers
+def test_the_ceiling_is_that_of_whole_blocks():
+    for dtype, unit in (("bfloat16", "bfloat16x32"), ("int8", "uint8x64")):
+        spec = ceiling.spec_of(LEVEL, DTYPES[dtype])
+        assert spec.units[0] is UNITS[unit] and spec.tile.block == 16
+        blocks = ceiling.fma_rate(dtype, level="amx", seconds=0.002, repeats=2)
+        assert blocks > ceiling.fma_rate(dtype, level="avx512", seconds=0.002, repeats=2)
