@@ -74,8 +74,10 @@ def convolve(
             dtypes, zero = (source.dtype, matrix.dtype), 0
         write_back = write_back.without_zeros()
     if algorithm == "im2col" or taps * packed.channels == 0:
-        matrix = packed.matrix.astype(dtypes[1], copy=False)
-        rows = im2col.rows(source, axes, dtypes[0])
+        # A level may add bfloat16 products in an order of its own; convolutions never do.
+        kinds = [np.dtype(np.float32) if d.name == "bfloat16" else d for d in dtypes]
+        matrix = packed.matrix.astype(kinds[1], copy=False)
+        rows = im2col.rows(source, axes, kinds[0])
         _multiply(_joined(rows, len(axes)), matrix, target, write_back, threads)
         return None
     source = source.astype(dtypes[0], copy=False)

@@ -57,6 +57,9 @@ def bias_gradient(gradient: np.ndarray, out: np.ndarray, *, threads: int | None 
     One chain over the pixels of an image, then one over the images.
     """
     images, filters = gradient.shape[:2]
+    if gradient.dtype.name == "bfloat16":
+        # A level may add bfloat16 products in an order of its own.
+        gradient = gradient.astype(np.float32)
     pixels = int(np.prod(gradient.shape[2:]))
     sums = np.empty((images, filters, 1), out.dtype)
     # The reshape copies one image at a time where its pixels are not one strided axis.

@@ -102,6 +102,17 @@ def test_same_bits_in_every_dtype(dtype, case):
                 assert same_bits(got, plain), (name, algorithm)
 
 
+@pytest.mark.parametrize("case", ["stride 2", "depthwise"])
+def test_bfloat16_is_the_chain_whatever_the_algorithm(case):
+    """Also where the machine adds products of bfloat16 in an order of its own."""
+    bfloat16 = pytest.importorskip("ml_dtypes").bfloat16
+    x, w, _ = operands(case, "float32", np.random.default_rng(len(case)))
+    x, w, options = x.astype(bfloat16), w.astype(bfloat16), CASES[case][6:]
+    wanted = c.conv2d(x.astype("f4"), w.astype("f4"), None, *options).astype(bfloat16)
+    for algorithm in ("auto", "indirect", "im2col"):
+        assert same_bits(c.conv2d(x, w, None, *options, algorithm=algorithm), wanted), algorithm
+
+
 @pytest.mark.parametrize("case", ["groups", "depthwise, stride 2", "one channel"])
 def test_the_reference_target_agrees(case, monkeypatch):
     x, w, bias = operands(case, "float32", np.random.default_rng(len(case)))
