@@ -81,10 +81,10 @@ def cache_blocks(tile, caches, unit=None) -> Blocks:
     deepest = DEEPEST if unit is None else DEEPEST * 4 // size
     kc = int(min(0.6 * l1.size / (MR * size), 0.67 * l1.size / (NR * size), deepest))
     kc = max(deep, kc // deep * deep)
-    # Second level: all but two ways (A and C passing through), three quarters of that.
-    share = l2.size / max(1, l2.shared_by) * max(1, l2.ways - 2) / l2.ways
+    # Second level: two fifths of it, for A and C pass through and a sibling may share it.
+    share = l2.size / max(1, l2.shared_by)
     # Complex panels of B hold two rows for each k (components.py).
-    nc = max(NR, min(int(0.75 * share / (kc * size * tile.dtype.components)), 2048) // NR * NR)
+    nc = max(NR, min(int(0.4 * share / (kc * size * tile.dtype.components)), 2048) // NR * NR)
     share = l3.size / max(1, l3.shared_by) * max(1, l3.ways - 1) / l3.ways
     mc = max(MR, min(int(share / (kc * size)), 4096) // MR * MR)
     return Blocks(mc, kc, nc, 1 << 40)
