@@ -31,6 +31,12 @@ def advance(builder, p, nbytes):
     return builder.gep(p, [nbytes if not isinstance(nbytes, int) else int64(nbytes)])
 
 
+def reserve(builder, kind):
+    """Room on the stack; Numba's `alloca_once` would also fill it with zeros each time."""
+    with builder.goto_entry_block():
+        return builder.alloca(kind)
+
+
 def raw_type(dtype: DType):
     """LLVM's type of one element as it lies in memory."""
     if dtype.name in values.LLVM_SCALARS:
@@ -169,7 +175,7 @@ def read_edge(context, builder, p, dtype: DType, lanes: int, n):
         typed = builder.bitcast(p, vector.as_pointer())
         mask = lane_mask(builder, vector.count, builder.mul(n, int64(dtype.components)))
         return _masked(builder, name, vector, [typed, ir.Constant(I32, 1), mask, filled])
-    slot = cgutils.alloca_once(builder, filled.type)
+    slot = reserve(builder, filled.type)
     builder.store(filled, slot, align=1)
     base = builder.bitcast(slot, values.BYTE_POINTER)
     with cgutils.for_range(builder, n, intp=I64) as loop:
@@ -226,7 +232,7 @@ def write_lanes(context, builder, p, vector, dtype: DType, n):
 
 def _write_each(builder, p, step, raw, dtype: DType, n):
     """Elements 0..n of a stored vector, `step` bytes apart."""
-    slot = cgutils.alloca_once(builder, raw.type)
+    slot = reserve(builder, raw.type)
     builder.store(raw, slot, align=1)
     kind = ir.VectorType(raw.type.element, dtype.components).as_pointer()
     base = builder.bitcast(slot, values.BYTE_POINTER)
@@ -420,7 +426,7 @@ def _store_rows(context, builder, p, t, shape, dtype: DType, step, m, n):
 
 def lower_tile_spill(context, builder, sig, args):
     tile = sig.args[0]
-    slot = cgutils.alloca_once(builder, tile.llvm)
+    slot = reserve(builder, tile.llvm)
     for index in range(tile.llvm.count):
         vector = builder.extract_value(args[0], index)
         at = builder.gep(slot, [int64(0), int64(index)])
