@@ -46,6 +46,7 @@ def _times(batch: tuple[int, ...]) -> str:
 
 
 def _plan_lines(a, b, out, shape, k: int, dtype, options) -> list[str]:
+    path = _path(a, b, out, dtype, shape, k, options)
     if a.dtype != b.dtype and not operand_rules.widens(a.dtype, b.dtype, dtype):
         a, b = _like(a, dtype), _like(b, dtype)
     threads = options.get("threads")
@@ -71,7 +72,7 @@ def _plan_lines(a, b, out, shape, k: int, dtype, options) -> list[str]:
     if plan.spec.family == "blocked":
         one = "" if k > blocks.kc else f" (one block of k = {k})"
         lines.append(f"blocks: MC {blocks.mc}, KC {blocks.kc}, NC {blocks.nc}{one}")
-    lines.append(f"path: {_path(a, b, out, dtype, shape, k, options)}")
+    lines.append(f"path: {path}")
     over_batch, over_m, over_n = plan.team
     share = f" ({over_batch} over the batch, {over_m} over M, {over_n} over N)"
     lines.append(f"threads: {plan.workers}{share if plan.workers > 1 else ''}")
