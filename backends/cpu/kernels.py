@@ -67,7 +67,7 @@ KERNEL_SOURCES = (
     "batch.py", "block_packing.py", "blocked.py", "chains.py", "components.py", "grouping.py",
     "kernels.py", "packing.py", "skinny.py", "small.py",
     "convolution/depthwise_loops.py", "convolution/loops.py", "convolution/packing.py",
-    "convolution/specs.py",
+    "convolution/product.py", "convolution/specs.py",
     "epilogues/prepare.py", "epilogues/program.py", "epilogues/write_back.py",
 )  # fmt: skip
 

@@ -133,7 +133,7 @@ def test_multiply_in_pieces_with_progress(files, tmp_path, monkeypatch, capsys):
     arguments = ["multiply", files("a.npy", a), files("b.npy", b), "-o", str(out), "--progress"]
     assert main(arguments) == 0
     shown = capsys.readouterr().err
-    assert shown.count("\r") > 5 and "100%" in shown
+    assert shown.count("\r") >= 2 and "100%" in shown  # drawn at most every so often
     assert same_bits(np.load(out), gemm.matmul(a, b))
 
 
