@@ -142,6 +142,7 @@ RULES: dict[Callable, Callable] = {
     words.outer_accumulate: lambda t, a, r, b, n: t,
     words.rows_accumulate: lambda t, a, r, x, n: t,
     words.tile_multiply_add: lambda t, x, y: t,
+    words.tile_add_shifted: lambda t, u, n: t,
     words.lesser: lambda i, j: types.intp,
     words.greater: lambda i, j: types.intp,
 }

@@ -34,6 +34,7 @@ from gemm.microkernels.vocabulary import (
     scatter_lanes,
     shift,
     store,
+    tile_add_shifted,
     tile_load,
     tile_spill,
     tile_store,
@@ -46,6 +47,7 @@ from .components import make_pack_parts, make_pack_turned
 from .epilogues.prepare import make_prepare, pack_nothing
 from .epilogues.write_back import make_announce, make_write_back, silent
 from .grouping import flips, make_pack_groups
+from .halves import in_halves, make_pack_halves, rows_of, values_of
 from .packing import make_pack
 
 LINE = 64  # bytes a prefetch brings at least
@@ -87,18 +89,29 @@ def make_store(shape: TileShape, out: DType):
 
 
 def make_macro_kernel(shape: TileShape, write_back, unroll: int, flip: bool = False, units=None,
-                      announce=silent):  # fmt: skip
+                      announce=silent, halves: bool = False):  # fmt: skip
     """Loops 2 and 1: an MC x NC block of the output from a packed block of A and one of B.
 
+    halves: panels are as in halves.py.
     flip: each tile first loses the surplus `sums` of its columns. (row, column): where the block
     starts in matrix `batch` of the output. announce: is told of each tile before it is computed.
     """
     MR, NR, size = shape.rows, shape.columns, shape.dtype.size
-    micro_kernel = make_outer_product(unroll)
+    micro_kernel = multiply = make_outer_product(unroll)
     factor, value = (size, size) if units is None else (units[0].size, units[1].size)
     a_step = MR * factor
     b_step = NR * value
     tile_row = NR * size
+
+    def by_halves(t, a, a_row, a_step, b, b_step, n, rows):
+        k = values_of(rows)
+        high = micro_kernel(tile_zeros(shape), a, a_row, a_step, b, b_step, n, k)
+        t = tile_add_shifted(t, high, 16)
+        return micro_kernel(t, shift(a, k * a_step), a_row, a_step, shift(b, k * b_step), b_step,
+                            n, rows - k)  # fmt: skip
+
+    if halves:
+        multiply = by_halves
 
     def lose(t, minus, sums):
         store(minus, -1)
@@ -126,7 +139,7 @@ def make_macro_kernel(shape: TileShape, write_back, unroll: int, flip: bool = Fa
                 t = without_surplus(t, shift(sums, -128), shift(sums, jr * size))
                 if last:
                     announce(m, row + ir, column + jr, batch, extra)
-                t = micro_kernel(t, a_panel, factor, a_step, b_panel, b_step, NR, kb)
+                t = multiply(t, a_panel, factor, a_step, b_panel, b_step, NR, kb)
                 if last:
                     at = shift(c, ir * rs + jr * cs)
                     write_back(t, at, rs, cs, m, n, row + ir, column + jr, batch, extra)
@@ -141,6 +154,9 @@ def make_packs(shape: TileShape, a: DType, b: DType, units: tuple[DType, DType] 
     if units is None:
         pack_a = make_pack(shape.rows, shape.lanes, a, shape.dtype)
         return pack_a, make_pack(shape.columns, shape.lanes, b, shape.dtype), 1
+    if in_halves(a, units):
+        pack_a = make_pack_halves(shape.rows, shape.lanes, a, True)
+        return pack_a, make_pack_halves(shape.columns, shape.lanes, b, False), 1
     if shape.dtype.kind == "c":
         return make_pack_parts(shape), make_pack_turned(shape), 1
     if shape.block > 1:
@@ -195,14 +211,21 @@ def make_blocked(
     """
     MR, NR, acc, size = shape.rows, shape.columns, shape.dtype, shape.dtype.size
     pack_a, pack_b, group = make_packs(shape, a_type, b_type, units)
+    halves = in_halves(a_type, units)
     flip = units is not None and flips(a_type, units[0])
     surplus = make_surplus(shape, units if flip else None, unroll)
     panel_a, panel_b = units or (acc, acc)
     wide = panel_b.size
     write_back = make_store(shape, out) if program is None else make_write_back(shape, program)
     announce = make_announce(shape, program)
-    macro_kernel = make_macro_kernel(shape, write_back, unroll, flip, units, announce)
-    rows_of_k = shape.dtype.components if units else 1  # rows of a panel for `group` values of k
+    macro_kernel = make_macro_kernel(shape, write_back, unroll, flip, units, announce, halves)
+    rows_of_k = shape.dtype.components if units else 1
+
+    def rows_of_values(depth):
+        return (depth + group - 1) // group * rows_of_k
+
+    # How many rows a panel has for `depth` values of k.
+    rows_of_panel = rows_of if halves else rows_of_values
     change_a = None if program is None else program.pack_a
     change_b = None if program is None else program.pack_b
     prepare_a = make_prepare(MR, shape.lanes, change_a)
@@ -240,7 +263,7 @@ def make_blocked(
                 for block in range(blocks):
                     pc = block * kc
                     depth = min(kc, k - pc)
-                    kb = (depth + group - 1) // group * rows_of_k
+                    kb = rows_of_panel(depth)
                     pack_a(packed_a, shift(a, ic * ars + pc * acs), ars, acs, height, depth)
                     prepare_a(packed_a, height, depth, first_row + ic, pc, batch, extra)
                     for jc in range(0, columns, nc):

@@ -20,11 +20,12 @@ from typing import Any
 
 import numpy as np
 
-from gemm.microkernels.dtypes import DType, TileShape
+from gemm.microkernels.dtypes import DTYPES, DType, TileShape
 
 from . import operands
 from . import plan as planning
 from .execution import batches, execute
+from .halves import in_halves
 from .kernels import KernelSpec
 from .planner import panels, workers_for
 from .targets import accumulator, element_type, levels, parse_kernel
@@ -90,6 +91,12 @@ def _panels(block: np.ndarray, tile: TileShape, unit: DType | None) -> np.ndarra
         turned = np.stack([-pairs[..., 1], pairs[..., 0]], axis=-1)
         both = np.stack([pairs, turned], axis=1).reshape(2 * len(block), block.shape[1], 2)
         rows = np.ascontiguousarray(both).view(block.dtype)[..., 0]
+    elif in_halves(DTYPES[block.dtype.name], unit and (unit, unit)):
+        x = np.ascontiguousarray(block).view(np.uint32)
+        low = x & np.uint32(0xFFFF)
+        bracket = (x + np.uint32(0x8000) & np.uint32(0xFFFF0000)) | low
+        low = np.concatenate([low, np.zeros_like(low[: len(low) % 2])])
+        rows = np.concatenate([bracket, low[::2] | low[1::2] << np.uint32(16)])
     elif unit is None:
         rows = block.astype(np.dtype(tile.dtype.name))
     else:
@@ -161,6 +168,8 @@ def _run(a: np.ndarray, b: PackedOperand, out: np.ndarray, allowed: int) -> None
     size = b.units[1].size if b.units else b.tile.dtype.size
     # Bytes of all panels for one unit of k.
     step = planning.round_up(n, b.tile.columns) * size * (b.tile.dtype.components if b.units else 1)
+    if in_halves(element_type(b.dtype), b.units):
+        step = step * 3 // 2
     scratch_home = out.dtype.name != b.tile.dtype.name or out.strides[-1] != out.itemsize
     batch, rows = batches(out.shape[:-2], a.strides[:-2], (0,) * (a.ndim - 2), out.strides[:-2])
     plan = _plan(b.level, b.tile, b.units, element_type(b.dtype), a.shape[-2], n, k, b.kc, batch,

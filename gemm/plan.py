@@ -94,10 +94,11 @@ def rooms(blocks: Blocks, tile) -> tuple[int, int]:
     """Bytes of a worker's packed A and packed B."""
     size = tile.dtype.size
     slack = 64 * tile.lanes
-    a_room = round_up(blocks.mc * blocks.kc * size + slack, 64)
+    # Panels of 32-bit integers in halves have rows for one and a half times K (halves.py).
+    rows = (blocks.kc + 1) * 3 // 2 if tile.dtype.name == "int32" else blocks.kc + 1
     # Beside its panels B's room holds the column sums of a dot-product kernel.
-    panels = blocks.nc * (blocks.kc + 1) * size * tile.dtype.components
-    return a_room, round_up(panels + slack + 2048, 64)
+    panels = blocks.nc * rows * size * tile.dtype.components
+    return round_up(blocks.mc * rows * size + slack, 64), round_up(panels + slack + 2048, 64)
 
 
 DEEPEST = 384  # KC beyond which C's traffic is small anyway

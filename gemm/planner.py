@@ -7,6 +7,7 @@ import functools
 from gemm.microkernels.dtypes import UNITS, DType, TileShape
 
 from . import plan as planning
+from .halves import in_halves
 from .kernels import KernelSpec
 from .plan import Plan
 from .targets import (
@@ -163,7 +164,11 @@ def panel_units(level: str, a: DType, b: DType, out: DType, acc: DType):
     if acc.name != "int32":
         return None
     # vpdpbusd and its like take an unsigned and a signed side.
-    if names <= {"int8", "uint8"} and b.name == "int8" and "int8x4" in known:
+    if names in ({"int32"}, {"uint32"}) and "int8x4" in known:
+        # In halves (halves.py), where two products of 16 bits are one instruction.
+        return UNITS["int16x2"], UNITS["int16x2"]
+    mixed = names <= {"int8", "uint8"} and b.name == "int8"
+    if (mixed or names == {"bool"}) and "int8x4" in known:
         return UNITS["uint8x4"], UNITS["int8x4"]
     exact = names <= {*EIGHT_BITS, "int16"} or (names == {"uint16"} and out.bits <= 16)
     if exact and "int16x2" in known:
@@ -220,6 +225,11 @@ def _blocked(level, shape, named, a, b, out, acc, m, n, k, batch, scratch_home, 
     caches = machine().caches
     blocks = planning.cache_blocks(tile, caches, unit)
     kind = unit_of(level)[0] if unit is None else unit_of(level)[0].blocks
+    if in_halves(a, units):
+        # Panels of B are half as high again.
+        blocks = planning.replace(
+            blocks, nc=max(1, blocks.nc * 2 // 3 // tile.columns) * tile.columns
+        )
     why = [
         f"tile {tile.rows}x{tile.columns}: {tile.registers} accumulators"
         f" of {kind.registers} registers, the fewest elements moved that fit",

@@ -19,6 +19,7 @@ from gemm.microkernels.dtypes import DType, TileShape
 from gemm.microkernels.outer_product import make_outer_product
 from gemm.microkernels.vocabulary import (
     outer_accumulate,
+    prefetch,
     recast,
     shift,
     tile_load,
@@ -34,6 +35,7 @@ from .epilogues.write_back import make_write_back
 
 DEPTH = 8  # rows of B between two visits of the partial results
 WIDTH = 4096  # columns of a block
+AHEAD = 1024  # bytes before a column is read: hardware prefetchers stop at a page's end
 
 
 def make_along_rows(shape: TileShape, write_back, unroll: int):
@@ -72,6 +74,8 @@ def make_across_rows(shape: TileShape, b: DType, write_back):
     acc = shape.dtype
 
     def block(t, a, ars, acs, b, bcs, n, kb):
+        for j in range(lanes):
+            prefetch(shift(b, j * bcs + AHEAD))
         panel = tile_spill(tile_transpose(tile_load(square, b, bcs, n, kb)), acc)
         for p in range(lanes):
             if p < kb:

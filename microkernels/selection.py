@@ -46,6 +46,8 @@ class VectorUnit:
 
     registers: vector registers; bytes: width of one; latency: cycles of a fused multiply-add;
     ports: fused multiply-adds started a cycle; temporaries: registers the step itself needs;
+    integer_temporaries: how many more where products of 32 and of 64 bit integers are made of
+    several instructions.
     blocks: the unit for whole blocks, where there is one.
     """
 
@@ -54,21 +56,28 @@ class VectorUnit:
     latency: int
     ports: int
     temporaries: int = 1
+    integer_temporaries: tuple[int, int] = (1, 1)
     blocks: BlockUnit | None = None
 
     def lanes(self, dtype: DType) -> int:
         return max(1, self.bytes // dtype.size)
 
+    def needs(self, dtype: DType) -> int:
+        """Registers of a step besides accumulators and the row of B."""
+        more = 0 if dtype.kind in "fc" else self.integer_temporaries[dtype.bits > 32]
+        return self.temporaries + more
+
 
 def illegal(shape: TileShape, unit: VectorUnit) -> str:
     """Why a tile does not suit a unit, with the numbers; empty when it does."""
     accumulators = shape.rows * shape.vectors
-    needed = accumulators + shape.vectors + unit.temporaries
+    needed = accumulators + shape.vectors + unit.needs(shape.dtype)
     if min(shape.rows, shape.vectors, shape.lanes) < 1:
         return f"{shape} has an empty side"
     if needed > unit.registers:
         return f"{shape} needs {needed} registers, the machine has {unit.registers}"
-    if accumulators < unit.latency * unit.ports:
+    # The chain of an integer is its addition, of one cycle.
+    if accumulators < unit.latency * unit.ports and shape.dtype.kind in "fc":
         return (
             f"{shape} has {accumulators} independent chains, "
             f"{unit.latency} cycles x {unit.ports} ports want {unit.latency * unit.ports}"

@@ -227,6 +227,12 @@ def tile_multiply_add(t, x, y):
     return fused_multiply_add(t, np.tile(x, repeat)[None], np.tile(y, repeat)[None])
 
 
+def tile_add_shifted(t, u, bits):
+    """t + (u << bits) of integer tiles, which wrap; bits: a constant. Cost: two instructions a
+    vector."""
+    return t + (u << bits)
+
+
 def _grouped(t, a, row_step, b, n):
     """outer_accumulate on units: each k of the group in ascending order."""
     rows, columns = t.shape
@@ -304,6 +310,7 @@ WORDS = (
     outer_accumulate,
     rows_accumulate,
     tile_multiply_add,
+    tile_add_shifted,
     lesser,
     greater,
 )

@@ -65,6 +65,7 @@ def sources_digest() -> str:
 
 KERNEL_SOURCES = (
     "batch.py", "block_packing.py", "blocked.py", "chains.py", "components.py", "grouping.py",
+    "halves.py",
     "kernels.py", "packing.py", "skinny.py", "small.py",
     "convolution/depthwise_loops.py", "convolution/loops.py", "convolution/packing.py",
     "convolution/product.py", "convolution/specs.py",

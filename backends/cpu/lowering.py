@@ -564,6 +564,16 @@ def lower_tile_multiply_add(context, builder, sig, args):
     return t
 
 
+def lower_tile_add_shifted(context, builder, sig, args):
+    t, u = args[:2]
+    bits = values.constant(sig.args[2])
+    for index in range(t.type.count):
+        vector = builder.extract_value(u, index)
+        moved = builder.shl(vector, splat(vector.type, bits))
+        t = builder.insert_value(t, builder.add(builder.extract_value(t, index), moved), index)
+    return t
+
+
 def _choose(relation):
     def lower(context, builder, sig, args):
         i, j = (context.cast(builder, a, t, _intp()) for a, t in zip(args, sig.args, strict=True))
@@ -595,6 +605,7 @@ LOWERINGS = {
     words.outer_accumulate: lower_outer_accumulate,
     words.rows_accumulate: lower_rows_accumulate,
     words.tile_multiply_add: lower_tile_multiply_add,
+    words.tile_add_shifted: lower_tile_add_shifted,
     words.lesser: _choose("<"),
     words.greater: _choose(">"),
 }

@@ -83,7 +83,7 @@ LEVELS = (
         "haswell",
         _AVX2,
         _flags("avx2 fma f16c bmi2"),
-        VectorUnit(registers=16, bytes=32, latency=5, ports=2),
+        VectorUnit(registers=16, bytes=32, latency=5, ports=2, integer_temporaries=(4, 5)),
         units=("int16x2",),
     ),
     CPULevel(

@@ -19,6 +19,7 @@ CASES = [
     ("avx512_bf16", "uint8", "int8", "int32", "vpdpbusd"),
     ("avx512_vnni", "int8", "int8", "int32", "vpdpbusd"),
     ("avx512_vnni", "int16", "int16", "int32", "vpdpwssd"),
+    ("avx512_vnni", "int32", "int32", "int32", "vpdpwssd"),
     ("avx512_vnni", "uint8", "uint8", "int32", "vpdpwssd"),
     ("avx512", "int8", "int8", "int32", "vpmaddwd"),
     ("avx2", "uint8", "int8", "int32", "vpmaddwd"),
