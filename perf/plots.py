@@ -78,11 +78,11 @@ def roofline(result: dict[str, Any], threads: int) -> Figure | None:
 
 
 def _roofs(rates: dict[str, float], wanted: set[str]) -> list[tuple[float, list[str]]]:
-    """Ceilings of the wanted dtypes; those within 10 % share a line."""
+    """Ceilings of the wanted dtypes; those within a third, whose words would overlap, share a line."""
     roofs: list[tuple[float, list[str]]] = []
     for name, rate in sorted(rates.items(), key=lambda item: -item[1]):
         if name in wanted:
-            if roofs and rate > 0.9 * roofs[-1][0]:
+            if roofs and rate > 0.67 * roofs[-1][0]:
                 roofs[-1][1].append(name)
             else:
                 roofs.append((rate, [name]))
