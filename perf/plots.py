@@ -78,7 +78,7 @@ def roofline(result: dict[str, Any], threads: int) -> Figure | None:
 
 
 def _roofs(rates: dict[str, float], wanted: set[str]) -> list[tuple[float, list[str]]]:
-    """Ceilings of the wanted dtypes; those within a third, whose words would overlap, share a line."""
+    """Ceilings of the wanted dtypes; those within a third share a line: words would overlap."""
     roofs: list[tuple[float, list[str]]] = []
     for name, rate in sorted(rates.items(), key=lambda item: -item[1]):
         if name in wanted:

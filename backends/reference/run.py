@@ -20,15 +20,15 @@ except ImportError:  # NumPy 1
     from numpy import byte_bounds  # type: ignore[attr-defined, no-redef]
 
 
-def pointer(array: np.ndarray, dtype: DType) -> Pointer:
-    """A pointer to the first element of an array; the memory is exactly what the array spans."""
+def pointer(array: np.ndarray, dtype: DType, at: int = 0) -> Pointer:
+    """A pointer `at` bytes after an array's first element; the memory is what the array spans."""
     low, high = byte_bounds(array)
     address = array.__array_interface__["data"][0]
     if array.size == 0:
-        return Pointer(np.empty(0, np.uint8), 0, dtype)
+        return Pointer(np.empty(0, np.uint8), at, dtype)
     block = (ctypes.c_uint8 * (high - low)).from_address(low)
     memory = np.frombuffer(block, np.uint8)  # type: ignore[call-overload]
-    return Pointer(memory, address - low, dtype)
+    return Pointer(memory, address - low + at, dtype)
 
 
 def run(function, arguments, workers: int, fused: bool = True) -> None:

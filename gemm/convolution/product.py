@@ -186,14 +186,13 @@ class Launch:
 
     def _launch_reference(self, source, filters, target, find, lead, at, extra) -> None:
         from gemm.backends.reference.run import pointer, run
-        from gemm.microkernels.vocabulary import shift
 
         function, kinds = self.spec.build()
         space = np.full(self.space, 0xFF, np.uint8)  # NaN: nothing may read what was not packed
         pointers = [
-            shift(pointer(source, kinds[0]), -self.origin),
+            pointer(source, kinds[0], -self.origin),
             pointer(filters, kinds[1]),
-            shift(pointer(target, kinds[2]), at),
+            pointer(target, kinds[2], at),
             pointer(find, uint8),
             pointer(space, uint8),
             pointer(np.zeros(0, np.uint8), uint8) if extra is None else extra,
