@@ -125,6 +125,15 @@ def make_pack(panel: int, lanes: int, source: DType, wide: DType):
     move = copy if source.kind == "c" else widen_into
 
     def pack_strided(dst, src, along, across, left, k):
+        if left == panel:
+            for _ in range(k):
+                at = src
+                for i in range(panel):
+                    move(shift(dst, i * wide_size), at)
+                    at = shift(at, along)
+                src = shift(src, across)
+                dst = shift(dst, step)
+            return
         for _ in range(k):
             for i in range(panel):
                 move(shift(dst, i * wide_size), shift(src, min(i, left - 1) * along))
