@@ -54,12 +54,13 @@ class Plan:
     """Run with the operands in order; returns the result, not yet a scalar where it is 0-d.
 
     shape: of the result. work: dtype that the steps write. single: the one contraction, of the
-    operands as they are, that is all there is to do; None where there is more. writes_out:
+    operands as they are, that is all there is to do; None where there is more. bare: the steps
+    (first, second, contraction) where nothing else is to do, else empty. writes_out:
     whether the last step can write an `out` of dtype `work` with the strides that the plan was
     made for.
     """
 
-    __slots__ = ("finish", "prepare", "shape", "single", "steps", "work", "writes_out")
+    __slots__ = ("bare", "finish", "prepare", "shape", "single", "steps", "work", "writes_out")
 
     def __init__(self, shape: Ints, work: np.dtype) -> None:
         self.shape = shape
@@ -68,18 +69,27 @@ class Plan:
         self.steps: list[Step] = []
         self.finish: list[Change] = []
         self.single: contraction.Contraction | None = None
+        self.bare: list[tuple[int, int, contraction.Contraction]] = []
         self.writes_out = False
 
     def close(self) -> None:
         """Note what kind of plan it has become."""
         self.writes_out = bool(self.steps) and not self.finish
-        if self.writes_out and len(self.steps) == 1 and not self.prepare:
-            step = self.steps[0]
-            if step.change_first is None and step.change_second is None:
-                self.single = step.contraction
+        changes = [x for step in self.steps for x in (step.change_first, step.change_second)]
+        if self.writes_out and not self.prepare and changes == [None] * len(changes):
+            self.bare = [(step.first, step.second, step.contraction) for step in self.steps]
+            if len(self.bare) == 1:
+                self.single = self.steps[0].contraction
 
     def __call__(self, arrays: Sequence[np.ndarray], out: np.ndarray | None = None) -> np.ndarray:
         values: list[Any] = list(arrays)
+        if out is None and self.bare:
+            work, found = self.work, None
+            for first, second, recipe in self.bare:
+                found = recipe(values[first], values[second], work)
+                values[first] = values[second] = None  # frees an intermediate early
+                values.append(found)
+            return found  # type: ignore[return-value]
         for position, change in self.prepare:
             values[position] = change(values[position])
         last = len(values) + len(self.steps) - 1

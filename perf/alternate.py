@@ -14,7 +14,7 @@ from .cases import Case
 from .contenders import Contender, NotAvailable, Prepared
 
 # An idle pool of some libraries spins this long and would slow the next contender.
-_POOL_SETTLES = 0.05
+POOL_SETTLES = 0.2
 _PATIENCE = 10.0
 
 
@@ -99,7 +99,7 @@ def compare(
             for name in rng.permutation(list(prepared)):
                 made, number = prepared[name]
                 if case.threads > 1:
-                    time.sleep(_POOL_SETTLES)
+                    time.sleep(POOL_SETTLES)
                 if number > 1:
                     made.timed.sample(1)  # caches and pools as this contender leaves them
                 result[name]["samples"].append(made.timed.sample(number))

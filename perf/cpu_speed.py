@@ -19,6 +19,7 @@ import numpy as np
 
 import gemm
 
+from .alternate import POOL_SETTLES
 from .cpu_cases import Row, rows, torch_module
 
 WARM = 20  # calls before the first sample: the door opens after 16
@@ -41,6 +42,9 @@ def time_together(calls: list[Callable[[], object]], seconds: float) -> np.ndarr
     while len(samples) < 5 or (time.perf_counter() < deadline and len(samples) < 400):
         kept = []
         for call, count in zip(calls, inner, strict=True):
+            if gemm.get_num_threads() > 1:
+                time.sleep(POOL_SETTLES)
+                call()
             started = time.perf_counter()
             for _ in range(count):
                 call()
