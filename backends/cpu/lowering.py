@@ -17,7 +17,7 @@ from .. import conversions, values
 from ..conversions import splat
 from . import address_lowering, dots
 
-I1, I8, I32, I64 = ir.IntType(1), ir.IntType(8), ir.IntType(32), ir.IntType(64)
+I8, I32, I64 = ir.IntType(8), ir.IntType(32), ir.IntType(64)
 
 
 def int64(value):

@@ -29,7 +29,7 @@ from .addresses import (
 GENERATION, DONE, SLEEPERS, CALLER_SLEEPS, OWNER = 0, 128, 256, 384, 512
 ENTRY, ARGUMENTS, SYSCALL, SPINS, CONTROL = 640, 648, 656, 664, 672
 SIZE = 768
-FUTEX, WAIT, WAKE = 0, 128, 129  # private futex operations; the call number depends on the CPU
+WAIT, WAKE = 128, 129  # private futex operations; the call number depends on the CPU
 EVERYONE = 1 << 20
 
 

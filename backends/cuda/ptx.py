@@ -6,7 +6,6 @@ from llvmlite import ir
 from numba.core import cgutils
 
 from gemm.microkernels.cooperative import StageShape
-from gemm.microkernels.dtypes import DType
 
 I8, I16, I32, I64 = (ir.IntType(n) for n in (8, 16, 32, 64))
 F32, F64 = ir.FloatType(), ir.DoubleType()
@@ -127,11 +126,6 @@ def place(builder, stage: StageShape, row, k):
         byte = builder.and_(byte, i32(127))
     swizzle = builder.shl(builder.and_(line, i32(7)), i32(4))
     return builder.add(start, builder.xor(byte, swizzle))
-
-
-def raw_bits(dtype: DType) -> int:
-    """Bits of one component as moved."""
-    return dtype.real.bits
 
 
 def load_shared(builder, at, offset: int, kind, count: int):
