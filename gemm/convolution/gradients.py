@@ -31,8 +31,8 @@ def filter_gradient(
     groups, filters, channels = out.shape[:3]
     taps = out.shape[3:]
     rank = len(axes)
-    kinds = [targets.element_type(np.dtype(d)) for d in (dtypes[0], out.dtype)]
-    wide = np.dtype(targets.accumulator(*kinds).name)
+    given, kept = (targets.element_type(np.dtype(d)) for d in (dtypes[0], out.dtype))
+    wide = np.dtype(targets.accumulator(given, kept).name)
     total = np.zeros((groups, filters, *taps, channels), wide)
     flat = total.reshape(groups, filters, -1)
     width = max(flat.shape[1], flat.shape[2])
