@@ -167,6 +167,7 @@ def page(result: dict[str, Any], pictures: dict[str, bytes]) -> str:
     for row in result["rows"]:
         ours = row["contenders"].get(OURS, {"reason": "not asked for"})
         cells = [row["name"]]
+        reasons: dict[int, str] = {}  # shown where a reader points at the dash
         if "median" in ours:
             cells += [tables.quantity(ours["median"], row["unit"])]
             cells += [f"{ours['gflops']:.3g}" if "gflops" in ours else "-"]
@@ -176,8 +177,14 @@ def page(result: dict[str, Any], pictures: dict[str, bytes]) -> str:
         for peer in peers:
             entry = row["contenders"].get(peer, {})
             shown = tables.ratio(entry)
-            cells.append(shown if shown != "-" or "median" in entry else entry.get("reason", "-"))
-        tag = "".join(f"<td>{text(cell)}</td>" for cell in cells)
+            cells.append(shown)
+            reasons[len(cells) - 1] = "" if "median" in entry else entry.get("reason", "")
+        tag = "".join(
+            f'<td title="{text(reasons[i])}">{text(cell)}</td>'
+            if reasons.get(i)
+            else f"<td>{text(cell)}</td>"
+            for i, cell in enumerate(cells)
+        )
         body.append(f"<tr>{tag}</tr>")
     notes = [*machine.warnings(facts), *tables.kernels(result), *tables.ceilings(result)]
     revision = facts.get("revision", {})
@@ -196,10 +203,12 @@ def page(result: dict[str, Any], pictures: dict[str, bytes]) -> str:
 <style>body{{font:15px/1.5 system-ui,sans-serif;margin:2em auto;max-width:80em;padding:0 1em}}
 table{{border-collapse:collapse;font-size:13px;display:block;overflow-x:auto}}
 td,th{{border-bottom:1px solid #ddd;padding:3px 9px;text-align:right}}
+td[title]{{color:#888;cursor:help}}
 td:first-child,th:first-child{{text-align:left}}img{{max-width:100%}}</style>
 <h1>gemm against its peers</h1><p>{text(machine.summary(facts))}</p>
 <p>{text(facts["time"])}, revision {text(where)}; {text(versions)}</p><ul>{items}</ul>{images}
-<h2>table</h2><p>Time of the peer over time of gemm, 95 % interval; above 1 gemm is faster.</p>
+<h2>table</h2><p>Time of the peer over time of gemm, 95 % interval; above 1 gemm is faster. A grey dash says
+why when pointed at.</p>
 <table><thead><tr>{head}</tr></thead><tbody>{"".join(body)}</tbody></table></html>
 """
 
