@@ -128,6 +128,7 @@ RULES: dict[Callable, Callable] = {
     words.store: lambda p, x: types.none,
     words.copy: lambda d, s: types.none,
     words.prefetch: lambda p: types.none,
+    words.prefetch_far: lambda p: types.none,
     words.load_lanes: lambda p, w, n: Lanes(p.dtype.computed, constant(w)),
     words.store_lanes: lambda p, v, n: types.none,
     words.scatter_lanes: lambda p, s, v, n: types.none,

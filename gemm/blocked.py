@@ -24,7 +24,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from gemm.microkernels.dtypes import DType, TileShape, int32
-from gemm.microkernels.outer_product import make_outer_product
+from gemm.microkernels.outer_product import make_outer_product, make_outer_product_ahead
 from gemm.microkernels.vocabulary import (
     copy,
     load_lanes,
@@ -34,6 +34,7 @@ from gemm.microkernels.vocabulary import (
     scatter_lanes,
     shift,
     store,
+    store_lanes,
     tile_add_shifted,
     tile_load,
     tile_spill,
@@ -89,15 +90,17 @@ def make_store(shape: TileShape, out: DType):
 
 
 def make_macro_kernel(shape: TileShape, write_back, unroll: int, flip: bool = False, units=None,
-                      announce=silent, halves: bool = False):  # fmt: skip
+                      announce=silent, halves: bool = False, unpacked_a: bool = False):  # fmt: skip
     """Loops 2 and 1: an MC x NC block of the output from a packed block of A and one of B.
 
-    halves: panels are as in halves.py.
+    halves: panels are as in halves.py. unpacked_a: `a` are rows where they lie, `a_rs` bytes apart,
+    and `rest` has room for one panel of them.
     flip: each tile first loses the surplus `sums` of its columns. (row, column): where the block
     starts in matrix `batch` of the output. announce: is told of each tile before it is computed.
     """
     MR, NR, size = shape.rows, shape.columns, shape.dtype.size
     micro_kernel = multiply = make_outer_product(unroll)
+    ahead = make_outer_product_ahead(unroll)
     factor, value = (size, size) if units is None else (units[0].size, units[1].size)
     a_step = MR * factor
     b_step = NR * value
@@ -119,11 +122,18 @@ def make_macro_kernel(shape: TileShape, write_back, unroll: int, flip: bool = Fa
 
     without_surplus = lose if flip else lambda t, minus, sums: t
 
-    def macro_kernel(a, b, sums, home, home_rs, c, rs, cs, mc, nc, kb, first, last,
+    if unpacked_a:
+        panel_of_a, a_step = make_rows_of_a(MR, shape.lanes, factor), factor
+    else:
+
+        def panel_of_a(a, a_rs, rest, ir, m, kb):
+            return shift(a, ir * kb * factor), factor
+
+    def macro_kernel(a, a_rs, rest, b, sums, home, home_rs, c, rs, cs, mc, nc, kb, first, last,
                      row, column, batch, extra):  # fmt: skip
         for ir in range(0, mc, MR):
             m = min(MR, mc - ir)
-            a_panel = shift(a, ir * kb * factor)
+            a_panel, a_row = panel_of_a(a, a_rs, rest, ir, m, kb)
             for jr in range(0, nc, NR):
                 n = min(NR, nc - jr)
                 b_panel = shift(b, jr * kb * value)
@@ -139,7 +149,12 @@ def make_macro_kernel(shape: TileShape, write_back, unroll: int, flip: bool = Fa
                 t = without_surplus(t, shift(sums, -128), shift(sums, jr * size))
                 if last:
                     announce(m, row + ir, column + jr, batch, extra)
-                t = multiply(t, a_panel, factor, a_step, b_panel, b_step, NR, kb)
+                if unpacked_a:
+                    # Two rows a tile of the next panel, until it is all there.
+                    beyond = shift(a_panel, (MR + min(jr // NR * 2, MR - 2)) * a_row)
+                    t = ahead(t, a_panel, a_row, a_step, b_panel, b_step, NR, kb, beyond)
+                else:
+                    t = multiply(t, a_panel, a_row, a_step, b_panel, b_step, NR, kb)
                 if last:
                     at = shift(c, ir * rs + jr * cs)
                     write_back(t, at, rs, cs, m, n, row + ir, column + jr, batch, extra)
@@ -147,6 +162,32 @@ def make_macro_kernel(shape: TileShape, write_back, unroll: int, flip: bool = Fa
                     tile_store(resting, home_rs, t, m, n)
 
     return macro_kernel
+
+
+def make_rows_of_a(MR: int, lanes: int, size: int):
+    """The panel of A in place: (first of its rows, bytes between rows); size: of a value.
+
+    Rows that do not fill a panel are copied, the last of them repeated.
+    """
+
+    def copy_rows(rest, rows, a_rs, m, kb):
+        for i in range(MR):
+            to = shift(rest, i * kb * size)
+            row = shift(rows, min(i, m - 1) * a_rs)
+            for p in range(0, kb, lanes):
+                n = min(lanes, kb - p)
+                store_lanes(shift(to, p * size), load_lanes(shift(row, p * size), lanes, n), n)
+
+    def rows_of_a(a, a_rs, rest, ir, m, kb):
+        rows = shift(a, ir * a_rs)
+        step = a_rs
+        if m < MR:
+            copy_rows(rest, rows, a_rs, m, kb)
+            rows = rest
+            step = kb * size
+        return rows, step
+
+    return rows_of_a
 
 
 def make_packs(shape: TileShape, a: DType, b: DType, units: tuple[DType, DType] | None):
@@ -201,13 +242,15 @@ def make_blocked(
     units: tuple[DType, DType] | None = None,
     ready_b: bool = False,
     resume: bool = False,
+    unpacked_a: bool = False,
 ):
     """The whole product for one worker of a team; see the parameters of `blocked` below.
 
     program: the write-back's (gemm/epilogues), None for the plain store. units: element types of
     the panels for a dot-product instruction (grouping.py) or of a complex product's components
     (components.py), None for values as they are. ready_b: b lies in panels already (packed.py):
-    brs is the step of a unit of k over all columns, bcs 0.
+    brs is the step of a unit of k over all columns, bcs 0. unpacked_a: rows of A, adjacent along k
+    and of the accumulator's type, are read where they lie.
     """
     MR, NR, acc, size = shape.rows, shape.columns, shape.dtype, shape.dtype.size
     pack_a, pack_b, group = make_packs(shape, a_type, b_type, units)
@@ -218,7 +261,8 @@ def make_blocked(
     wide = panel_b.size
     write_back = make_store(shape, out) if program is None else make_write_back(shape, program)
     announce = make_announce(shape, program)
-    macro_kernel = make_macro_kernel(shape, write_back, unroll, flip, units, announce, halves)
+    macro_kernel = make_macro_kernel(shape, write_back, unroll, flip, units, announce, halves,
+                                     unpacked_a)  # fmt: skip
     rows_of_k = shape.dtype.components if units else 1
 
     def rows_of_values(depth):
@@ -234,6 +278,17 @@ def make_blocked(
         pack_a = pack_nothing
     if change_b is not None and not change_b.reads_acc:
         pack_b = pack_nothing
+
+    if unpacked_a:
+
+        def block_of_a(packed_a, a, ars, acs, ic, pc, height, depth, row, batch, extra):
+            return recast(shift(a, ic * ars + pc * acs), panel_a)
+    else:
+
+        def block_of_a(packed_a, a, ars, acs, ic, pc, height, depth, row, batch, extra):
+            pack_a(packed_a, shift(a, ic * ars + pc * acs), ars, acs, height, depth)
+            prepare_a(packed_a, height, depth, row, pc, batch, extra)
+            return packed_a
 
     fresh = -1 if resume else 0  # the block of K that begins a chain
 
@@ -264,8 +319,8 @@ def make_blocked(
                     pc = block * kc
                     depth = min(kc, k - pc)
                     kb = rows_of_panel(depth)
-                    pack_a(packed_a, shift(a, ic * ars + pc * acs), ars, acs, height, depth)
-                    prepare_a(packed_a, height, depth, first_row + ic, pc, batch, extra)
+                    rows = block_of_a(packed_a, a, ars, acs, ic, pc, height, depth,
+                                      first_row + ic, batch, extra)  # fmt: skip
                     for jc in range(0, columns, nc):
                         width = min(nc, columns - jc)
                         beside = left + jc
@@ -276,6 +331,8 @@ def make_blocked(
                         if flip:
                             surplus(sums, panels, width, kb)
                         macro_kernel(
+                            rows,
+                            ars,
                             packed_a,
                             panels,
                             sums,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -17,8 +18,16 @@ from gemm.microkernels.dtypes import DType
 
 from . import engine
 from . import plan as planning
+from .execution import new_space
 from .kernels import KernelSpec
-from .planner import SMALL_WORK, direct_limit, inner_spec, panel_units, small_tile
+from .planner import (
+    SMALL_WORK,
+    direct_limit,
+    inner_spec,
+    panel_units,
+    small_tile,
+    unpacked_tile_of,
+)
 from .threads import agreed, default_threads, watch
 
 PATIENCE = 16  # calls before a cold cache is worth another compilation
@@ -32,13 +41,18 @@ _calls: dict[tuple[str, str], int] = {}
 _served: set[tuple[str, str]] = set()
 
 
-def specs(level: str, dtype: DType) -> tuple[KernelSpec, KernelSpec]:
-    """The small and the blocked kernel behind the door for one dtype."""
+def specs(level: str, dtype: DType) -> tuple[KernelSpec, ...]:
+    """The kernels behind the door for one dtype: small, blocked, and where there is one, blocked
+    with rows of A in place."""
     acc = engine.accumulator(dtype, dtype)
     small = KernelSpec("small", small_tile(level, acc), dtype, dtype, dtype)
     tile = engine.tile_for(level, acc, None)
     units = panel_units(level, dtype, dtype, dtype, acc)
-    return small, KernelSpec("blocked", tile, dtype, dtype, dtype, units=units)
+    blocked = KernelSpec("blocked", tile, dtype, dtype, dtype, units=units)
+    short = unpacked_tile_of(level, tile, dtype, acc, units)
+    if short is None:
+        return small, blocked
+    return small, blocked, replace(blocked, tile=short).unpacked()
 
 
 def inner_specs(dtype: DType) -> tuple[KernelSpec, KernelSpec]:
@@ -102,15 +116,28 @@ def _serve(kind: str, dtype: DType, np_dtype: np.dtype, compile_missing: bool) -
     _served.add((kind, dtype.name))
 
 
-def _row(level, small: KernelSpec, blocked: KernelSpec) -> dict[str, int]:
+def _row(level, small: KernelSpec, blocked: KernelSpec,
+         unpacked: KernelSpec | None = None) -> dict[str, int]:  # fmt: skip
     from gemm.backends.cpu import kernels
     from gemm.backends.cpu.machine import machine
 
-    tile = blocked.tile
-    blocks = planning.cache_blocks(tile, machine().caches)
-    mc = min(blocks.mc, planning.round_up(1024, tile.rows))
-    blocks = planning.replace(blocks, mc=mc)
+    tile, caches = blocked.tile, machine().caches
+    blocks = _door_blocks(planning.cache_blocks(tile, caches), tile)
     a_room, b_room = planning.rooms(blocks, tile)
+    short = {}
+    if unpacked is not None:
+        tile = unpacked.tile
+        deep = planning.unpacked_blocks(planning.cache_blocks(tile, caches), tile, caches)
+        deep = _door_blocks(deep, tile)
+        rooms = planning.rooms(deep, tile, True)
+        a_room, b_room = max(a_room, rooms[0]), max(b_room, rooms[1])
+        short = {
+            "unpacked": kernels.entry(level, unpacked).address,
+            "unpacked_mc": deep.mc,
+            "unpacked_kc": deep.kc,
+            "unpacked_nc": deep.nc,
+            "unpacked_mr": tile.rows,
+        }
     _need((a_room + b_room) * MOST_WORKERS + 4096)
     grain = engine.grain(level.name, tile.dtype)
     return {
@@ -119,15 +146,21 @@ def _row(level, small: KernelSpec, blocked: KernelSpec) -> dict[str, int]:
         "small_limit": direct_limit(small.a, small.b, tile.dtype),
         "skinny": SMALL_WORK,
         "grain": grain,
-        "mc": mc,
+        "mc": blocks.mc,
         "kc": blocks.kc,
         "nc": blocks.nc,
-        "mr": tile.rows,
-        "nr": tile.columns,
+        "mr": blocked.tile.rows,
+        "nr": blocked.tile.columns,
         "a_room": a_room,
         "b_room": b_room,
         "in_place": int(blocked.out.name == tile.dtype.name),
+        **short,
     }
+
+
+def _door_blocks(blocks: planning.Blocks, tile) -> planning.Blocks:
+    """Blocks of what the door serves: at most about 1024 rows at a time."""
+    return planning.replace(blocks, mc=min(blocks.mc, planning.round_up(1024, tile.rows)))
 
 
 def set_threads() -> None:
@@ -182,9 +215,9 @@ _space = np.empty(0, np.uint8)
 def _need(nbytes: int) -> None:
     global _space
     if _space.size < nbytes:
-        _space = np.empty(nbytes + 4096, np.uint8)
-        start = -_space.ctypes.data % 4096
-        _door.set_space(_space[start:])
+        _, start, raw = new_space(nbytes)
+        _space = raw[start - raw.ctypes.data :]
+        _door.set_space(_space)
 
 
 watch(set_threads)

@@ -151,7 +151,8 @@ def planned(a, b, out, accumulate, allowed: int, kernel: str | None, resume: boo
     isa = None if kernel else environment("GEMM_ISA")
     adjacent = n == 1 or out.strides[-1] == out.itemsize
     plan = make_plan(ta, tb, to, acc, m, n, k, batch, scratch_home, allowed, kernel, isa, None,
-                     _layout(b, b.itemsize), adjacent, resume)  # fmt: skip
+                     _layout(b, b.itemsize), adjacent, resume,
+                     k == 1 or a.strides[-1] == a.itemsize)  # fmt: skip
     return plan, batch, rows, scratch_home
 
 

@@ -41,8 +41,13 @@ def take_space(nbytes: int) -> tuple[int, int, np.ndarray]:
         for i, block in enumerate(_spare):
             if block[0] >= nbytes:
                 return _spare.pop(i)
+    return new_space(nbytes)
+
+
+def new_space(nbytes: int) -> tuple[int, int, np.ndarray]:
+    """Memory of at least nbytes that begins on a huge page: (size, address, owner)."""
     # NumPy asks for huge pages from 4 MiB on: they spare the many misses of address translation.
-    nbytes = planning.round_up(nbytes, _HUGE)
+    nbytes = max(2 * _HUGE, planning.round_up(nbytes, _HUGE))
     raw = np.empty(nbytes + _HUGE, np.uint8)
     return nbytes, planning.round_up(raw.ctypes.data, _HUGE), raw
 
@@ -119,7 +124,7 @@ class Prepared:
     def __init__(self, plan: Plan, scratch_home: bool, k: int):
         blocks, tile = plan.blocks, plan.spec.tile
         size = tile.dtype.size
-        a_room, b_room = planning.rooms(blocks, tile)
+        a_room, b_room = planning.rooms(blocks, tile, plan.spec.unpacked_a)
         self.home_rs = blocks.band * size if scratch_home else 0
         # One K block needs no home; several rest in `out` or in the scratch.
         home = blocks.mc * self.home_rs if k > blocks.kc else 0

@@ -7,7 +7,7 @@ Python function that a backend compiles, or that the reference target calls.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gemm.microkernels.dtypes import DType, TileShape, uint8
 
@@ -21,6 +21,7 @@ class KernelSpec:
 
     program: the write-back's; units: element types of the panels (grouping.py), None for values.
     ready_b: B comes as panels (packed.py). resume: chains go on from what `out` holds.
+    unpacked_a: rows of A are read where they lie.
     """
 
     family: str
@@ -33,12 +34,19 @@ class KernelSpec:
     units: tuple[DType, DType] | None = None
     ready_b: bool = False
     resume: bool = False
+    unpacked_a: bool = False
+
+    def unpacked(self) -> KernelSpec:
+        """The same on rows of A in place. More steps of k in a row would have their factors
+        loaded early, and a tile spilled for them."""
+        return replace(self, unpacked_a=True, unroll=2)
 
     @property
     def label(self) -> str:
         operands = f"{self.a} x {self.b} -> {self.out}"
         panels = f", panels of {self.units[0]}" if self.units else ""
-        return f"{self.family} {self.tile.rows}x{self.tile.columns} {operands}{panels}"
+        family = f"{self.family}, A unpacked," if self.unpacked_a else self.family
+        return f"{family} {self.tile.rows}x{self.tile.columns} {operands}{panels}"
 
     def build(self):
         """(function, argument kinds): each kind is a DType for a pointer, INTEGER or WORKER."""
@@ -57,6 +65,7 @@ class KernelSpec:
                 self.units,
                 self.ready_b,
                 self.resume,
+                self.unpacked_a,
             )
         elif self.family == "direct":
             from .small import make_direct

@@ -90,18 +90,32 @@ def cache_blocks(tile, caches, unit=None) -> Blocks:
     return Blocks(mc, kc, nc, 1 << 40)
 
 
-def rooms(blocks: Blocks, tile) -> tuple[int, int]:
-    """Bytes of a worker's packed A and packed B."""
+def unpacked_blocks(blocks: Blocks, tile, caches) -> Blocks:
+    """The same where rows of A are read in place: nothing of K keeps to the first level then, and
+    a deeper block moves C less often, as long as six panels of B share the second level."""
+    _, l2, _ = caches
+    size = tile.dtype.size * tile.dtype.components
+    share = 0.4 * l2.size / max(1, l2.shared_by)
+    kc = max(blocks.kc, min(DEEPEST_UNPACKED, int(share / (6 * tile.columns * size)) // 16 * 16))
+    nc = max(tile.columns, min(int(share / (kc * size)), 2048) // tile.columns * tile.columns)
+    mc = max(1, blocks.mc // tile.rows) * tile.rows
+    return replace(blocks, mc=mc, kc=kc, nc=nc)
+
+
+def rooms(blocks: Blocks, tile, unpacked_a: bool = False) -> tuple[int, int]:
+    """Bytes of a worker's packed A and packed B; unpacked_a: of A one panel at most is copied."""
     size = tile.dtype.size
     slack = 64 * tile.lanes
     # Panels of 32-bit integers in halves have rows for one and a half times K (halves.py).
     rows = (blocks.kc + 1) * 3 // 2 if tile.dtype.name == "int32" else blocks.kc + 1
     # Beside its panels B's room holds the column sums of a dot-product kernel.
     panels = blocks.nc * rows * size * tile.dtype.components
-    return round_up(blocks.mc * rows * size + slack, 64), round_up(panels + slack + 2048, 64)
+    high = tile.rows if unpacked_a else blocks.mc
+    return round_up(high * rows * size + slack, 64), round_up(panels + slack + 2048, 64)
 
 
 DEEPEST = 384  # KC beyond which C's traffic is small anyway
+DEEPEST_UNPACKED = 1024
 
 
 def fit(blocks: Blocks, tile, m: int, n: int, k: int, scratch_home: bool, unit=None) -> Blocks:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 
 from gemm.microkernels.dtypes import UNITS, DType, TileShape
+from gemm.microkernels.selection import unpacked_tile
 
 from . import plan as planning
 from .halves import in_halves
@@ -42,7 +43,7 @@ def workers_for(level: str, acc: DType, work: int, threads: int) -> int:
 
 
 SMALL_WORK = 48**3  # multiply-adds up to which packing costs more than it saves
-DIRECT_WORK = 128**3  # the same where nothing is widened and no side is skinny
+DIRECT_WORK = 120**3  # the same where nothing is widened and no side is skinny
 SKINNY_ROWS = 8  # rows up to which B is read in place, along memory
 SKINNY_ROWS_ACROSS = 4  # the same where B must be transposed, which each group of rows repeats
 
@@ -78,7 +79,7 @@ def family(a: DType, b: DType, acc: DType, m: int, n: int, k: int, b_layout: str
 def make_plan(a: DType, b: DType, out: DType, acc: DType, m: int, n: int, k: int, batch: int,
               scratch_home: bool, threads: int, kernel: str | None, isa: str | None,
               program=None, b_layout: str = "columns", adjacent: bool = True,
-              resume: bool = False) -> Plan:  # fmt: skip
+              resume: bool = False, a_rows: bool = False) -> Plan:  # fmt: skip
     """The plan of a problem; the same arguments give the same plan."""
     level, shape, named = parse_kernel(kernel)
     if kernel is None and isa:
@@ -95,7 +96,7 @@ def make_plan(a: DType, b: DType, out: DType, acc: DType, m: int, n: int, k: int
     if chosen == "skinny":
         return _skinny(level, a, b, out, acc, m, n, threads, program)
     return _blocked(level, shape, named, a, b, out, acc, m, n, k, batch, scratch_home, threads,
-                    kernel, program, resume)  # fmt: skip
+                    kernel, program, resume, a_rows)  # fmt: skip
 
 
 def _direct(level, a, b, out, acc, batch, threads) -> Plan:
@@ -209,9 +210,21 @@ def panels(level: str, a: DType, b: DType, out: DType, acc: DType, shape: tuple[
     return tile, panel_units(level, a, b, out, acc) if plain else None
 
 
-def _blocked(level, shape, named, a, b, out, acc, m, n, k, batch, scratch_home, threads, kernel,
-             program, resume=False) -> Plan:  # fmt: skip
+def unpacked_tile_of(level: str, tile: TileShape, a: DType, acc: DType, units) -> TileShape | None:
+    """The tile that takes rows of A in place; None where they must be packed."""
     from gemm.backends.cpu.machine import machine
+
+    as_it_is = a.name == acc.name and acc.kind in "fc" and tile.block == 1
+    if not as_it_is or (units is not None and units[0] is not acc.real):
+        return None
+    return unpacked_tile(tile, unit_of(level)[0], machine().caches[0].ways)
+
+
+def _blocked(level, shape, named, a, b, out, acc, m, n, k, batch, scratch_home, threads, kernel,
+             program, resume=False, a_rows=False) -> Plan:  # fmt: skip
+    from gemm.backends.cpu.machine import machine
+
+    caches = machine().caches
 
     plain = program is None or (program.pack_a is None and program.pack_b is None)
     pairs = program is not None and program.needs_pairs
@@ -219,20 +232,26 @@ def _blocked(level, shape, named, a, b, out, acc, m, n, k, batch, scratch_home, 
     whole = plain and not (resume and acc.kind == "f")
     tile, units = panels(level, a, b, out, acc, shape, pairs, plain, whole)
     unit = units[0] if units is not None and tile.block > 1 else None
-    spec = KernelSpec("blocked", tile, a, b, out, program=program, units=units,
-                      resume=resume)  # fmt: skip
+    short = unpacked_tile_of(level, tile, a, acc, units) if a_rows and plain else None
+    unpacked = short is not None and (shape is None or short == tile)
+    tile = short if unpacked else tile
+    spec = KernelSpec("blocked", tile, a, b, out, program=program, units=units, resume=resume)
+    spec = spec.unpacked() if unpacked else spec
     splits = (True, True) if program is None else program.splits
-    caches = machine().caches
     blocks = planning.cache_blocks(tile, caches, unit)
+    blocks = planning.unpacked_blocks(blocks, tile, caches) if unpacked else blocks
     kind = unit_of(level)[0] if unit is None else unit_of(level)[0].blocks
     if in_halves(a, units):
         # Panels of B are half as high again.
         blocks = planning.replace(
             blocks, nc=max(1, blocks.nc * 2 // 3 // tile.columns) * tile.columns
         )
+    reason = "the fewest elements moved that fit"
+    if unpacked:
+        reason = f"rows of A read in place, so many that they and B share a {caches[0].ways}-way L1"
     why = [
         f"tile {tile.rows}x{tile.columns}: {tile.registers} accumulators"
-        f" of {kind.registers} registers, the fewest elements moved that fit",
+        f" of {kind.registers} registers, {reason}",
         f"L1 {caches[0]}, L2 {caches[1]}, L3 {caches[2]}"
         f" -> MC {blocks.mc}, KC {blocks.kc}, NC {blocks.nc}",
     ]
@@ -262,7 +281,10 @@ def specs(level: str, dtype: DType) -> list[KernelSpec]:
     plans = [
         _direct(*same, 1, 1),
         _skinny(*same, 1, 1, 1),
-        _blocked(level, None, None, *same[1:], 1, 1, 1, 1, False, 1, None, None),
+        *(
+            _blocked(level, None, None, *same[1:], 1, 1, 1, 1, False, 1, None, None, a_rows=a_rows)
+            for a_rows in (False, True)
+        ),
     ]
     both = (False, True) if dtype.kind == "c" else (False,)
     inner = [inner_spec(dtype, dtype, dtype, acc, conjugate) for conjugate in both]

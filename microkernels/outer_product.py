@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import functools
 
-from .vocabulary import outer_accumulate, shift
+from .vocabulary import outer_accumulate, prefetch_far, shift
 
 
 @functools.cache
@@ -39,3 +39,29 @@ def make_outer_product(unroll: int = 4):
         return t
 
     return outer_product
+
+
+@functools.cache
+def make_outer_product_ahead(unroll: int = 4):
+    """The same for rows of A in place, which meanwhile asks for two rows of another panel.
+
+    outer_product_ahead(tile, a, row_step, a_step, b, b_step, n, k, beyond): `beyond` is the first
+    of two rows, row_step bytes apart, that go on as those of a do.
+    """
+
+    def outer_product_ahead(t, a, row_step, a_step, b, b_step, n, k, beyond):
+        for _ in range(k // unroll):
+            prefetch_far(beyond)
+            prefetch_far(shift(beyond, row_step))
+            for u in range(unroll):
+                t = outer_accumulate(t, shift(a, u * a_step), row_step, shift(b, u * b_step), n)
+            a = shift(a, unroll * a_step)
+            b = shift(b, unroll * b_step)
+            beyond = shift(beyond, unroll * a_step)
+        for _ in range(k % unroll):
+            t = outer_accumulate(t, a, row_step, b, n)
+            a = shift(a, a_step)
+            b = shift(b, b_step)
+        return t
+
+    return outer_product_ahead

@@ -9,7 +9,7 @@ of Low et al., "Analytical Modeling is Enough for High-Performance BLIS" (2016).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from .dtypes import DType, TileShape
 
@@ -119,3 +119,14 @@ def candidates(unit: VectorUnit, dtype: DType) -> list[TileShape]:
 def select_tile(unit: VectorUnit, dtype: DType, pairs: bool = False) -> TileShape:
     """The register tile for `dtype` on `unit`; pairs: of an even number of vectors."""
     return next(s for s in candidates(unit, dtype) if not (pairs and s.vectors % 2))
+
+
+def unpacked_tile(tile: TileShape, unit: VectorUnit, ways: int) -> TileShape | None:
+    """The tile that reads rows of A in place: `tile`, or fewer rows; None where none is legal.
+
+    Rows a power of two of bytes apart share one set of a first-level cache of `ways` ways, of
+    which a quarter is left to B.
+    """
+    rows = min(tile.rows, 3 * ways // 4 // 2 * 2)
+    short = replace(tile, rows=rows)
+    return None if illegal(short, unit) else short

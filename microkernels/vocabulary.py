@@ -94,6 +94,10 @@ def prefetch(p):
     """A hint that p will be read soon. Cost: one load slot, no stall."""
 
 
+def prefetch_far(p):
+    """The same for what is read later: it comes as far as the second level. Cost: a load slot."""
+
+
 # -- lanes ---------------------------------------------------------------------------------------
 
 
@@ -296,6 +300,7 @@ WORDS = (
     store,
     copy,
     prefetch,
+    prefetch_far,
     load_lanes,
     store_lanes,
     scatter_lanes,

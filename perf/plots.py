@@ -207,8 +207,8 @@ td[title]{{color:#888;cursor:help}}
 td:first-child,th:first-child{{text-align:left}}img{{max-width:100%}}</style>
 <h1>gemm against its peers</h1><p>{text(machine.summary(facts))}</p>
 <p>{text(facts["time"])}, revision {text(where)}; {text(versions)}</p><ul>{items}</ul>{images}
-<h2>table</h2><p>Time of the peer over time of gemm, 95 % interval; above 1 gemm is faster. A grey dash says
-why when pointed at.</p>
+<h2>table</h2><p>Time of the peer over time of gemm, 95 % interval; above 1 gemm is faster.
+A grey dash says why when pointed at.</p>
 <table><thead><tr>{head}</tr></thead><tbody>{"".join(body)}</tbody></table></html>
 """
 

@@ -34,8 +34,9 @@ from .addresses import call, peek, peek32, poke, scratch
 HEADER = 16
 # A row for each dtype number.
 (DESCR, SMALL, BLOCKED, SIZE, SMALL_LIMIT, LIMIT, MC, KC, NC, MR, NR, A_ROOM, B_ROOM, IN_PLACE,
- GRAIN, SKINNY, INNER_DESCR, INNER, CONJUGATE_INNER) = range(19)  # fmt: skip
-ROW = 19
+ GRAIN, SKINNY, INNER_DESCR, INNER, CONJUGATE_INNER, UNPACKED, UNPACKED_MC,
+ UNPACKED_KC, UNPACKED_NC, UNPACKED_MR) = range(24)  # fmt: skip
+ROW = 24
 ROWS = 24
 WRITEABLE = 0x400
 
@@ -58,6 +59,12 @@ def make_door():
             b_low += min(reach, 0)
             b_high += max(reach, 0)
         return a_low < b_high + size and b_low < a_high + size
+
+    def balanced(extent, largest, step):
+        # As gemm.plan.balanced: the last block is no sliver.
+        parts = max((extent + largest - 1) // largest, 1)
+        each = (extent + parts - 1) // parts
+        return min(largest, (each + step - 1) // step * step)
 
     def door(self, args, nargs):
         table = peek(self + 16)
@@ -157,6 +164,15 @@ def make_door():
                         else:
                             entry = peek(row + 8 * BLOCKED)
                             MRs = peek(row + 8 * MR)
+                            mc = peek(row + 8 * MC)
+                            kc = peek(row + 8 * KC)
+                            nc = peek(row + 8 * NC)
+                            if acs == size and peek(row + 8 * UNPACKED) != 0:
+                                entry = peek(row + 8 * UNPACKED)
+                                MRs = peek(row + 8 * UNPACKED_MR)
+                                mc = peek(row + 8 * UNPACKED_MC)
+                                kc = peek(row + 8 * UNPACKED_KC)
+                                nc = peek(row + 8 * UNPACKED_NC)
                             NRs = peek(row + 8 * NR)
                             high = (m + MRs - 1) // MRs * MRs
                             wide = (n + NRs - 1) // NRs * NRs
@@ -182,9 +198,9 @@ def make_door():
                             poke(words + 88, rs)
                             poke(words + 96, size)
                             poke(words + 104, 0)
-                            poke(words + 112, min(high, peek(row + 8 * MC)))
-                            poke(words + 120, peek(row + 8 * KC))
-                            poke(words + 128, min(wide, peek(row + 8 * NC)))
+                            poke(words + 112, min(high, mc))
+                            poke(words + 120, balanced(k, kc, 4))
+                            poke(words + 128, balanced(wide, nc, NRs))
                             poke(words + 136, wide)
                             poke(words + 144, peek(row + 8 * A_ROOM))
                             poke(words + 152, peek(row + 8 * B_ROOM))

@@ -117,10 +117,13 @@ def lower_copy(context, builder, sig, args):
     builder.store(raw, builder.bitcast(args[0], kind.as_pointer()), align=1)
 
 
-def lower_prefetch(context, builder, sig, args):
-    kind = ir.FunctionType(ir.VoidType(), [args[0].type, I32, I32, I32])
-    function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
-    builder.call(function, [args[0], *(ir.Constant(I32, x) for x in (0, 3, 1))])
+def _lower_prefetch(locality: int):
+    def lower(context, builder, sig, args):
+        kind = ir.FunctionType(ir.VoidType(), [args[0].type, I32, I32, I32])
+        function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
+        builder.call(function, [args[0], *(ir.Constant(I32, x) for x in (0, locality, 1))])
+
+    return lower
 
 
 # -- lanes ---------------------------------------------------------------------------------------
@@ -590,7 +593,8 @@ LOWERINGS = {
     words.load: lower_load,
     words.store: lower_store,
     words.copy: lower_copy,
-    words.prefetch: lower_prefetch,
+    words.prefetch: _lower_prefetch(3),
+    words.prefetch_far: _lower_prefetch(2),
     words.load_lanes: lower_load_lanes,
     words.store_lanes: lower_store_lanes,
     words.scatter_lanes: lower_scatter_lanes,

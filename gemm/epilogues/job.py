@@ -177,6 +177,6 @@ class Job:
         layout = "rows" if layout == "none" and brs == b.itemsize else layout
         plan = planner.make_plan(
             *types, self.problem.acc, m, n, k, count, scratch, self.threads, self.kernel, isa,
-            self.program, layout,
+            self.program, layout, True, False, k == 1 or a.strides[-1] == a.itemsize,
         )  # fmt: skip
         return plan, count, rows

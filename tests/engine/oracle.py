@@ -12,7 +12,7 @@ from gemm.microkernels.fused import (
     fused_multiply_add,
     rounding_twice,
 )
-from gemm.microkernels.selection import select_tile
+from gemm.microkernels.selection import select_tile, unpacked_tile
 
 RUNNABLE = {level.name: level for level in machine().levels}
 ALL_LEVELS = {level.name: level for level in LEVELS}
@@ -64,9 +64,15 @@ def tile(level: str, dtype: str):
     return select_tile(ALL_LEVELS[level].unit, DTYPES[dtype])
 
 
-def forced(level: str, dtype: str, kc: int = 4) -> str:
+def tile_in_place(level: str, dtype: str, ways: int | None = None):
+    """The tile that reads rows of A where they lie; ways: of the first-level cache (this one's)."""
+    ways = machine().caches[0].ways if ways is None else ways
+    return unpacked_tile(tile(level, dtype), ALL_LEVELS[level].unit, ways)
+
+
+def forced(level: str, dtype: str, kc: int = 4, shape=None) -> str:
     """`kernel=` for the level's own tile with the smallest blocks: every loop goes round."""
-    shape = tile(level, dtype)
+    shape = shape or tile(level, dtype)
     rows, columns = shape.rows, shape.columns
     return f"{level}:{rows}x{columns}:{rows},{kc},{columns}"
 

@@ -8,11 +8,11 @@ import re
 import pytest
 
 from gemm.microkernels.dtypes import DTYPES, TileShape
-from gemm.microkernels.outer_product import make_outer_product
+from gemm.microkernels.outer_product import make_outer_product, make_outer_product_ahead
 from gemm.microkernels.selection import illegal
-from gemm.microkernels.vocabulary import tile_load, tile_store
+from gemm.microkernels.vocabulary import shift, tile_load, tile_store
 
-from .oracle import ALL_LEVELS, FLOATS, tile
+from .oracle import ALL_LEVELS, FLOATS, tile, tile_in_place
 
 UNROLL = 4
 # One level for each vector unit: the others emit the same loop.
@@ -50,7 +50,8 @@ def loops(assembly: str) -> list[list[str]]:
     return found
 
 
-def main_loop(level: str, dtype: str, shape: TileShape | None = None) -> list[tuple[str, str]]:
+def main_loop(level: str, dtype: str, shape: TileShape | None = None, kernel=None,
+              integers: int = 1) -> list[tuple[str, str]]:  # fmt: skip
     """(mnemonic, operands) of the unrolled loop over k."""
     from numba.core.types import intp
 
@@ -58,9 +59,9 @@ def main_loop(level: str, dtype: str, shape: TileShape | None = None) -> list[tu
     from gemm.backends.cpu import kernels
 
     shape = shape or tile(level, dtype)
-    kinds = [values.Pointer(DTYPES[dtype])] * 3 + [intp]
+    kinds = [values.Pointer(DTYPES[dtype])] * 3 + [intp] * integers
     target = kernels.target_of(ALL_LEVELS[level])
-    assembly = compiler.compile_assembly(micro_kernel(shape), kinds, target)
+    assembly = compiler.compile_assembly(kernel or micro_kernel(shape), kinds, target)
     longest = max(loops(assembly), key=len)
     return [(line.split(None, 1)[0], line.partition("\t")[2] or line) for line in longest]
 
@@ -77,6 +78,32 @@ def test_the_loop_holds_the_multiply_adds_and_no_spill(level, dtype):
         assert sum(bool(MULTIPLY.match(name)) for name, _ in loop) == wanted
         assert sum(bool(ADD.match(name)) for name, _ in loop) == wanted
     assert stack_traffic(loop) == []
+
+
+def in_place(shape: TileShape):
+    """The same on rows of A where they lie, `row_step` bytes apart."""
+    size = shape.dtype.size
+    step = shape.columns * size
+    compute = make_outer_product_ahead(2)
+    rows, columns = shape.rows, shape.columns
+
+    def kernel(a, b, c, row_step, k):
+        t = tile_load(shape, c, step, rows, columns)
+        t = compute(t, a, row_step, size, b, step, columns, k, shift(a, rows * row_step))
+        tile_store(c, step, t, rows, columns)
+
+    return kernel
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("level, ways", [("avx512", 8), ("avx512", 12), ("avx2", 8), ("avx2", 12)])
+def test_the_loop_over_rows_in_place_holds_no_spill(level, ways, dtype):
+    shape = tile_in_place(level, dtype, ways)
+    loop = main_loop(level, dtype, shape, in_place(shape), 2)
+    assert sum(bool(FUSED.match(name)) for name, _ in loop) == 2 * shape.rows * shape.vectors
+    # %rbp is a row's address here.
+    assert not [operands for _, operands in loop if "%rsp" in operands]
+    assert sum(name == "prefetcht1" for name, _ in loop) == 2
 
 
 def stack_traffic(loop) -> list[str]:

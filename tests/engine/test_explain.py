@@ -7,7 +7,7 @@ import gemm
 from gemm import engine, slices
 from gemm.backends.cpu import kernels
 
-from .oracle import RUNNABLE, forced, tile
+from .oracle import RUNNABLE, forced, tile, tile_in_place
 
 LEVEL = next(iter(RUNNABLE))
 
@@ -15,9 +15,13 @@ LEVEL = next(iter(RUNNABLE))
 def test_a_large_product(monkeypatch):
     a = np.zeros((1000, 1000))
     text = gemm.explain(a, a, threads=1)
-    shape = tile(LEVEL, "float64")
+    packed, unpacked = tile(LEVEL, "float64"), tile_in_place(LEVEL, "float64")
+    shape = unpacked or packed
     assert "(1000 x 1000) @ (1000 x 1000) -> float64" in text
     assert f"kernel: {LEVEL}, blocked, tile {shape.rows}x{shape.columns}" in text
+    assert ("rows of A read in place" in text) == (unpacked is not None)
+    text = gemm.explain(a.T, a, threads=1)
+    assert f"kernel: {LEVEL}, blocked, tile {packed.rows}x{packed.columns}" in text
     for word in ("blocks: MC", "KC", "NC", "path:", "threads: 1", "why: tile", "why: L1"):
         assert word in text
     monkeypatch.setattr(slices, "LONG", 10**8)

@@ -14,7 +14,18 @@ import pytest
 import gemm
 from gemm.backends.cpu import kernels
 
-from .oracle import FLOATS, RUNNABLE, UNITS, chain, forced, random, same_bits, sizes, tile
+from .oracle import (
+    FLOATS,
+    RUNNABLE,
+    UNITS,
+    chain,
+    forced,
+    random,
+    same_bits,
+    sizes,
+    tile,
+    tile_in_place,
+)
 
 KC = 4
 
@@ -22,20 +33,57 @@ KC = 4
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("level", UNITS)
 @pytest.mark.parametrize("k", sizes(KC))
-def test_every_size_around_the_tile(level, dtype, k, poisoned_scratch):
-    shape = tile(level, dtype)
+@pytest.mark.parametrize("which", [tile, tile_in_place])
+def test_every_size_around_the_tile(which, level, dtype, k, poisoned_scratch):
+    shape = which(level, dtype)
+    if shape is None:
+        pytest.skip(f"{level} has no tile that reads A in place")
     rows, columns = sizes(shape.rows), sizes(shape.columns)
     a = random((max(rows), k), dtype)
     b = random((k, max(columns)), dtype, 1)
     expected = chain(a, b, RUNNABLE[level].fused)
-    kernel = forced(level, dtype, KC)
+    kernel = forced(level, dtype, KC, shape)
     for m in rows:
         for n in columns:
             out = np.full((m, n), np.nan, dtype)
             assert gemm.matmul(a[:m], b[:, :n], out=out, kernel=kernel, threads=1) is out
             assert same_bits(out, expected[:m, :n]), (m, n, k)
     ran = {text for name, text in kernels.loaded() if name == level and "family='blocked'" in text}
-    assert any(repr(shape) in text for text in ran), "the forced kernel did not run"
+    # Of an empty A nothing is adjacent.
+    in_place = f"unpacked_a={shape == tile_in_place(level, dtype)}" if k else ""
+    assert any(repr(shape) in text and in_place in text for text in ran), "it did not run"
+
+
+GUARDED = """
+import ctypes, mmap, sys
+import numpy as np
+import gemm
+m, k, n, dtype, kernel = int(sys.argv[1]), int(sys.argv[2]), 40, *sys.argv[3:]
+size = np.dtype(dtype).itemsize
+pages = -(-m * k * size // mmap.PAGESIZE) + 1
+held = mmap.mmap(-1, pages * mmap.PAGESIZE)
+start = np.frombuffer(held, np.uint8).ctypes.data
+end = (pages - 1) * mmap.PAGESIZE
+libc = ctypes.CDLL(None)
+assert libc.mprotect(ctypes.c_void_p(start + end), ctypes.c_size_t(mmap.PAGESIZE), 0) == 0
+a = np.ndarray((m, k), dtype, held, end - m * k * size)
+a[:] = np.arange(m * k).reshape(m, k) % 7
+b = (np.arange(k * n).reshape(k, n) % 5).astype(dtype)
+assert (gemm.matmul(a, b, kernel=kernel, threads=1) == a.astype(int) @ b.astype(int)).all()
+"""
+
+
+@pytest.mark.skipif(os.name != "posix", reason="guards a page by mprotect")
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_no_row_of_a_is_read_beyond_its_end(dtype):
+    level = UNITS[0]
+    shape = tile_in_place(level, dtype)
+    if shape is None:
+        pytest.skip(f"{level} has no tile that reads A in place")
+    for m, k in ((shape.rows, 5), (shape.rows + 1, 33), (1, 1)):
+        arguments = [str(m), str(k), dtype, forced(level, dtype, 16, shape)]
+        done = subprocess.run([sys.executable, "-c", GUARDED, *arguments], capture_output=True)
+        assert done.returncode == 0, done.stderr.decode()[-500:]
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
