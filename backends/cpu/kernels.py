@@ -68,7 +68,7 @@ KERNEL_SOURCES = (
     "halves.py",
     "kernels.py", "packing.py", "skinny.py", "small.py",
     "convolution/depthwise_loops.py", "convolution/loops.py", "convolution/packing.py",
-    "convolution/specs.py",
+    "convolution/filter_packing.py", "convolution/specs.py", "convolution/turning.py",
     "epilogues/prepare.py", "epilogues/program.py", "epilogues/write_back.py",
 )  # fmt: skip
 

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from gemm.convolution import forward, geometry, layouts, operands, transposed
-from gemm.convolution.filters import PackedFilters
+from gemm.convolution.filters import PackedFilters, cached
 from gemm.convolution.write_back import WriteBack, of_epilogue
+from gemm.epilogues import bind
 from gemm.targets import environment
 from gemm.threads import checked, get_num_threads
 
@@ -18,57 +19,103 @@ Function = Callable[..., np.ndarray]
 
 
 KEPT = 16  # calls that one set of packed filters remembers
+RECENT = 64  # calls with filters as they lie that are remembered
+LARGEST = 1 << 31
+recent: dict[Any, Call] = {}
 
 
 def key(
     x, w, bias, stride, padding, dilation, groups, layout, x_zero_point, w_zero_point, epilogue,
     algorithm, out, threads,
 ) -> Any:  # fmt: skip
-    """What a convolution with packed filters depends on beside values, None for another call.
+    """What a convolution depends on beside values, None for a call that is not plain.
 
     A repeated call costs a look-up: the rule, the kernel and the team are the same for arrays of
     the same shapes, strides and dtypes.
     """
     if (
-        type(w) is not PackedFilters
-        or type(x) is not np.ndarray
-        or not (bias is None or (type(bias) is np.ndarray and bias.dtype.isnative))
-        or not (out is None or type(out) is np.ndarray)
+        type(x) is not np.ndarray
         or not (x_zero_point is None or type(x_zero_point) is int)
         or w_zero_point is not None
     ):
         return None
-    into = None if out is None else (out.shape, out.strides, out.dtype)
     allowed = get_num_threads() if threads is None else checked(threads)
-    made = (
-        x.shape, x.strides, x.dtype, into, stride, padding, dilation, groups, layout, algorithm,
-        allowed, environment("GEMM_ISA"), x_zero_point, id(bias), id(epilogue),
-    )  # fmt: skip
+    made = [
+        x.shape, x.strides, x.dtype, stride, padding, dilation, groups, layout, algorithm, allowed,
+        environment("GEMM_ISA"), x_zero_point,
+    ]  # fmt: skip
+    if type(w) is np.ndarray:
+        made += w.shape, w.strides, w.dtype
+    elif type(w) is not PackedFilters:
+        return None
+    if out is not None:
+        if type(out) is not np.ndarray:
+            return None
+        made += out.shape, out.strides, out.dtype
+    if bias is not None:
+        if type(bias) is not np.ndarray or not bias.dtype.isnative:
+            return None
+        made += "bias", bias.shape, bias.strides, bias.dtype
+    if epilogue is not None:
+        epilogue = bind(epilogue)
+        made.append(epilogue.epilogue)
+        for name, value in epilogue.operands.items():
+            kind = type(value)
+            if kind is np.ndarray:
+                made += name, value.shape, value.strides, value.dtype
+            elif kind is float or kind is int or isinstance(value, np.generic):
+                made += name, kind
+            else:
+                return None
+    found = tuple(made)
     try:
-        hash(made)
+        hash(found)
     except TypeError:
         return None
-    return made
+    return found
 
 
-def repeated(call: Any, x: np.ndarray, out: np.ndarray | None) -> Any:
+@dataclass(frozen=True)
+class Call:
+    """A call that is made again: what repeats it, what arranges its filters (None: they are), and
+    the shape and dtype of its result."""
+
+    repeat: Any
+    arrange: Any
+    shape: tuple[int, ...]
+    dtype: np.dtype
+
+
+def repeated(
+    key: Any, x: np.ndarray, w: Any, bias: np.ndarray | None, epilogue: Any, out: np.ndarray | None
+) -> Any:
     """The result of a call that `keep` kept, None where it does not apply to these arrays."""
+    call = (w.calls if type(w) is PackedFilters else recent).get(key)
     if call is None or not x.flags.aligned:
         return None
-    repeat, shape, dtype, _ = call
-    if out is None:
-        out = operands.empty(shape, dtype)
-    elif not (out.flags.writeable and out.flags.aligned) or np.may_share_memory(out, x):
+    operand = None
+    if call.arrange is not None and not w.flags.aligned:
         return None
-    repeat(x, out)
-    return out
+    given: dict[str, Any] = {} if bias is None else {"bias": bias}
+    if epilogue is not None:
+        given |= bind(epilogue).operands
+    if out is None:
+        out = operands.empty(call.shape, call.dtype)
+    elif not (out.flags.writeable and out.flags.aligned) or any(
+        np.may_share_memory(out, a) for a in (x, w, *given.values()) if type(a) is np.ndarray
+    ):
+        return None
+    if call.arrange is not None:
+        operand = call.arrange(w)
+    return out if call.repeat(x, out, operand, given) else None
 
 
-def keep(w: PackedFilters, key: Any, repeat: Any, result: np.ndarray, held: Any) -> None:
-    """Remember a call; ``held`` are the objects whose identity its key names."""
-    if len(w.calls) >= KEPT:
-        w.calls.clear()
-    w.calls[key] = repeat, result.shape, result.dtype, held
+def keep(w: Any, key: Any, repeat: Any, result: np.ndarray, arrange: Any = None) -> None:
+    """Remember a call; arrange: as of `Call`."""
+    known, most = (w.calls, KEPT) if type(w) is PackedFilters else (recent, RECENT)
+    if len(known) >= most:
+        known.clear()
+    known[key] = Call(repeat, arrange, result.shape, result.dtype)
 
 
 def grouped(array: np.ndarray, groups: int, axis: int = 1) -> np.ndarray:
@@ -153,8 +200,10 @@ def collect(
     algorithm: str,
     out: np.ndarray | None,
     threads: int | None,
+    keep: bool = False,
 ) -> np.ndarray:
-    """Run a transposed convolution from ``source`` to (N, I * groups, *shape.input)."""
+    """Run a transposed convolution from ``source`` to (N, I * groups, *shape.input); keep: the
+    arranged filters stay with the array ``w``."""
     forward.check_algorithm(name, algorithm, shape.pointwise)
     dtypes = operands.result_dtypes(name, x.dtype, w.dtype)
     count = taken.shape[1] * groups
@@ -171,9 +220,14 @@ def collect(
         w,
         any_dtype=epilogue is not None,
     )
+
+    def arranged() -> list[PackedFilters]:
+        return transposed.arranged(taken, shape, groups, dtypes[1])
+
+    kept = (transposed.key(shape, groups), dtypes[1])
     transposed.convolve(
         grouped(source, groups),
-        transposed.arranged(taken, shape, groups, dtypes[1]),
+        cached(w, w, kept, arranged) if keep else arranged(),
         shape,
         grouped(layouts.view(target, order.output), groups),
         algorithm=algorithm,

@@ -16,7 +16,7 @@ import numpy as np
 from gemm import plan as planning
 from gemm.convolution.gather import Gather
 from gemm.convolution.geometry import Axis
-from gemm.convolution.product import Launch, Panels, Refused, aligned, merged_step, panels_of
+from gemm.convolution.product import Launch, Refused, aligned, merged_step
 from gemm.convolution.specs import DepthwiseSpec
 from gemm.microkernels.dtypes import TileShape
 from gemm.planner import workers_for
@@ -47,10 +47,6 @@ class Taps:
         """(groups, taps, 1), a view."""
         taps = self.data[:-1] if self.tile.dtype.kind == "i" else self.data
         return taps.T[:, :, None]
-
-    def panels(self) -> Panels:
-        """The same for the general kernel."""
-        return panels_of(self.matrix(), self.level, self.tile)
 
 
 def taps_of(matrix: np.ndarray, level: str, tile: TileShape) -> Taps:

@@ -16,7 +16,14 @@ from gemm import targets
 from gemm.convolution import layouts, operands
 from gemm.convolution.depthwise import Taps, taps_of
 from gemm.convolution.geometry import Phase
-from gemm.convolution.product import Panels, panels_of
+from gemm.convolution.product import (
+    Panels,
+    aligned,
+    merged_step,
+    packing,
+    panels_of,
+    panels_of_array,
+)
 from gemm.microkernels import dtypes
 from gemm.microkernels.dtypes import DType
 from gemm.planner import panel_units
@@ -36,6 +43,19 @@ class PackedFilters:
     dtype: np.dtype
     operand: Panels | Taps
     calls: dict[Any, Any] = field(default_factory=dict, repr=False)
+    other: list[Panels] = field(default_factory=list, repr=False)
+
+    def panels(self, form: str) -> Panels:
+        """The panels of a form (product.py); the second one that is asked for is made then."""
+        operand = self.operand
+        if isinstance(operand, Panels) and operand.form == form:
+            return operand
+        for kept in self.other:
+            if kept.form == form:
+                return kept
+        made = panels_of(operand.matrix(), operand.level, operand.tile, None, form)
+        self.other.append(made)
+        return made
 
     @property
     def groups(self) -> int:
@@ -59,7 +79,8 @@ class PackedFilters:
         operand = self.operand
         if level == operand.level and dtype == self.dtype and operand.tile.dtype is acc:
             return self
-        return arrange(self.matrix.astype(dtype, copy=False), self.kernel, level, acc)
+        form = operand.form if isinstance(operand, Panels) else "rows"
+        return arrange(self.matrix.astype(dtype, copy=False), self.kernel, level, acc, form)
 
 
 def arrange(
@@ -67,8 +88,12 @@ def arrange(
     kernel: tuple[int, ...],
     level: str | None = None,
     acc: DType | None = None,
+    form: str = "rows",
 ) -> PackedFilters:
-    """(groups, taps * channels, filters) as the kernels of a level (the best one) read it."""
+    """(groups, taps * channels, filters) as the kernels of a level (the best one) read it.
+
+    form: of the panels (product.py) that are made at once.
+    """
     level = targets.default_level() if level is None else level
     if acc is None:
         kind = targets.element_type(matrix.dtype)
@@ -83,8 +108,59 @@ def arrange(
         if matrix.dtype == np.int8 and acc is dtypes.int32:
             units = panel_units(level, dtypes.uint8, dtypes.int8, acc, acc)
             units = units if units is not None and units[0].group == 4 else None
-        operand = panels_of(matrix, level, tile, units)
+        operand = panels_of(matrix, level, tile, units, "rows" if units else form)
     return PackedFilters(tuple(kernel), channels, matrix.dtype, operand)
+
+
+def of_array(w: np.ndarray, groups: int, dtype: np.dtype, form: str = "rows") -> PackedFilters:
+    """Filters (O, I, *kernel) of any strides as `arrange` has them, for operands of ``dtype``."""
+    kernel = w.shape[2:]
+    if (
+        w.dtype == dtype != np.int8
+        and not (groups > 1 and w.shape[1] == 1 == w.shape[0] // groups)
+        and w.size
+        and merged_step(kernel, w.strides[2:]) is not None
+    ):
+        kind = targets.element_type(dtype)
+        level = targets.default_level()
+        tile = targets.tile_for(level, targets.accumulator(kind, kind), None)
+        panels = panels_of_array(w, groups, level, tile, form)
+        return PackedFilters(tuple(kernel), w.shape[1], dtype, panels)
+    return arrange(matrix(w, groups).astype(dtype, copy=False), kernel, form=form)
+
+
+def arranger(packed: PackedFilters, w: np.ndarray, groups: int, order: tuple[int, ...]) -> Any:
+    """A function that arranges other arrays like the one whose view channels first is ``w`` as
+    the kernel of a repeated call takes them."""
+    panels = packed.other[-1] if packed.other else packed.operand
+    if (
+        isinstance(panels, Taps)
+        or panels.units is not None
+        or merged_step(w.shape[2:], w.strides[2:]) is None
+    ):
+        form = "" if isinstance(panels, Taps) else panels.form
+
+        def anew(w: np.ndarray) -> Any:
+            made = of_array(layouts.view(w, order), groups, w.dtype, form or "rows")
+            return made.panels(form) if form else made.operand
+
+        return anew
+    routine, shape = packing(w, groups, panels.level, panels.tile, panels.form)
+    dtype = panels.data.dtype
+
+    def fill(w: np.ndarray) -> Any:
+        data = aligned(shape, dtype)
+        routine.run(w, data)
+        return Filled(data)
+
+    return fill
+
+
+@dataclass(frozen=True)
+class Filled:
+    """Panels of a repeated call: of them the kernel needs no more than the memory."""
+
+    data: np.ndarray
 
 
 def pack_filters(
@@ -104,7 +180,7 @@ def pack_filters(
         raise ValueError(f"{name}: w must have 3, 4 or 5 axes, got shape {w.shape}")
     w = layouts.view(w, layouts.parse(name, layout, rank).filter)
     operands.check_groups(name, groups, w.shape[0])
-    return arrange(matrix(w, groups), w.shape[2:])
+    return of_array(w, groups, w.dtype)
 
 
 def matrix(w: np.ndarray, groups: int) -> np.ndarray:

@@ -18,17 +18,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from gemm import engine, targets
 from gemm import threads as counts
-from gemm.convolution import depthwise, filters, im2col, product
+from gemm.convolution import channels_last, depthwise, filters, im2col, product
 from gemm.convolution.filters import PackedFilters
-from gemm.convolution.geometry import Axis
+from gemm.convolution.geometry import Axis, pointwise
 from gemm.convolution.write_back import WriteBack
+from gemm.epilogues.job import bits
 from gemm.epilogues.run import OperandTable, fused, operand_table
 from gemm.execution import address
 
@@ -63,7 +64,7 @@ def convolve(
     """
     if out.size == 0:
         return None
-    target = np.moveaxis(out.swapaxes(0, 1), 2, -1)  # (groups, N, *outputs, filters)
+    target = _target(out)
     given = source, packed
     taps = math.prod(len(a.offsets) for a in axes)
     zero = write_back.x_zero
@@ -87,20 +88,15 @@ def convolve(
     acc = targets.accumulator(kind, wide)
     packed = packed.as_for(targets.default_level(), dtypes[1], acc)
     in_bytes = isinstance(packed.operand, product.Panels) and packed.operand.units is not None
-    if in_bytes and source.strides[2] != 1:
-        # Units hold neighbouring channels.
-        source = np.moveaxis(np.ascontiguousarray(np.moveaxis(source, 2, -1)), -1, 2)
     allowed = counts.get_num_threads() if threads is None else counts.checked(threads)
     by_table = algorithm == "indirect"
-    kernels: list[Any] = [product.Ready]
-    if isinstance(packed.operand, depthwise.Taps):
-        kernels = [depthwise.Ready, product.Ready]
-    for kernel in kernels[by_table * (len(kernels) - 1) :]:
-        operand: Any = packed.operand
-        if kernel is product.Ready and isinstance(operand, depthwise.Taps):
-            if zero:
-                continue
-            operand = operand.panels()  # the general kernel, group by group
+    tries = ways(source, axes, out, in_bytes)
+    if isinstance(packed.operand, depthwise.Taps) and not by_table:
+        tries = [(depthwise.Ready, ""), *tries]
+    for kernel, form in tries:
+        if zero and not in_bytes and form:
+            continue
+        operand: Any = packed.panels(form) if form else packed.operand
         try:
             if write_back.is_plain:
                 ready = kernel(source, axes, operand, target, by_table, allowed, zero=zero)
@@ -110,9 +106,17 @@ def convolve(
                 repeat = _fused(
                     kernel, source, operand, axes, target, by_table, allowed, write_back, zero
                 )
-            return repeat if source is given[0] and packed is given[1] else None
+            if packed is not given[1] or source is not given[0]:
+                return None  # copies, which another call would not have
+            return repeat
         except product.Refused:
             continue
+    if kernel is channels_last.Turned:
+        # Only neighbouring channels will do, and the image is too large to be turned whole.
+        source = np.moveaxis(np.ascontiguousarray(np.moveaxis(source, 2, -1)), -1, 2)
+        convolve(source, packed, axes, out, algorithm=algorithm, dtypes=dtypes,
+                 write_back=write_back, threads=threads)  # fmt: skip
+        return None
     if zero:
         source, _ = _without_zeros(source, packed.matrix, WriteBack(x_zero=zero))
         dtypes = source.dtype, np.dtype(np.int16)
@@ -129,24 +133,72 @@ def convolve(
     return None
 
 
+def _target(out: np.ndarray) -> np.ndarray:
+    """(groups, N, *outputs, filters) of an output (N, groups, filters, *outputs), a view."""
+    return np.moveaxis(out.swapaxes(0, 1), 2, -1)
+
+
+def ways(
+    source: np.ndarray, axes: tuple[Axis, ...], out: np.ndarray, in_bytes: bool = False
+) -> list[tuple[Any, str]]:
+    """What `convolve` tries in turn for these views: kernels, and the form of their panels.
+
+    in_bytes: the panels hold units of neighbouring channels.
+    """
+    target, channels = _target(out), source.shape[2]
+    # The order of a complex chain tells A from B.
+    if in_bytes or source.dtype.kind == "c" or product.form_of(source, target) == "rows":
+        adjacent = channels == 1 or source.strides[2] == source.itemsize
+        return [(product.Ready if adjacent else channels_last.Turned, "rows")]
+    tries: list[tuple[Any, str]] = [(product.Ready, "columns")]
+    if channels > 1 and out.size and channels_last.fits(source):
+        kinds = [targets.element_type(a.dtype) for a in (source, target)]
+        tile = targets.tile_for(targets.default_level(), targets.accumulator(*kinds), None)
+        taps, count = math.prod(len(a.offsets) for a in axes), target.shape[-1]
+        pixels = math.prod(source.shape[3:]), math.prod(target.shape[2:-1])
+        rows = product.filter_rows(tile.rows, count)
+        lies = pointwise(axes) and pixels[0] == pixels[1]
+        if channels_last.pays(*pixels, channels, count, taps, lies, tile, rows):
+            tries.insert(0, (channels_last.Turned, "rows"))
+    return tries
+
+
 @dataclass(frozen=True)
 class Repeat:
-    """A call that needs no more than its arrays: the kernel, the filters, an epilogue's operands
-    and the slot of its table where the output's address stands.
+    """A call that needs no more than its arrays: the kernel, the filters, an epilogue's table, the
+    slot in it where the output's address stands, and those of its operands: (slot, name, None for
+    an address or the number's type).
     """
 
     ready: Any
     operand: Any
     table: OperandTable | None = None
     slot: int = 0
+    fill: tuple[tuple[int, str, Any], ...] = ()
 
-    def __call__(self, x: np.ndarray, out: np.ndarray) -> None:
-        """Convolve x into out, both of the form that the call was made for."""
+    def without_operand(self) -> Repeat:
+        """The same for filters that each call brings."""
+        return replace(self, operand=None)
+
+    def __call__(self, x, out, operand=None, given=None) -> bool:
+        """Convolve x into out, both of the form that the call was made for; operand: other filters
+        of the same form; given: operands of the epilogue by name. False where a number does not
+        fit: then nothing was done."""
         extra = None
         if self.table is not None:
             extra = self.table.memory.copy()
             extra[self.slot] = address(out)
-        self.ready.run(x, self.operand, out, extra)
+            for slot, name, dtype in self.fill:
+                value = given[name]
+                if dtype is None:
+                    extra[slot] = address(value)
+                    continue
+                value = value.item() if isinstance(value, (np.ndarray, np.generic)) else value
+                if dtype.kind == "i" and not -(1 << 31) <= value < 1 << 31:
+                    return False
+                extra[slot] = bits(value, dtype)
+        self.ready.run(x, self.operand if operand is None else operand, out, extra)
+        return True
 
 
 def _fused(
@@ -184,12 +236,14 @@ def _fused(
         ready = kernel(source, axes, operand, whole, by_table, allowed, program, turned, zero)
         ready.run(source, operand, whole, table.argument(ready.level))
         slot = program.output_slot(0)
-        live = all(
-            write_back.lives_at(key, None if o.kind == "number" else table.memory[program.slot(i)])
-            for i, (key, o) in enumerate(zip(arrays, program.operands, strict=True))
-        )
+        fill, live = [], True
+        for i, (key, o) in enumerate(zip(arrays, program.operands, strict=True)):
+            number, at = o.kind == "number", program.slot(i)
+            fill.append((at, key, o.dtype if number else None))
+            lives = key not in write_back.numbers and write_back.lives_at(key, table.memory[at])
+            live = live and (number or lives)
         if live and ready.level != "reference" and table.memory[slot] == address(target):
-            repeat.append(Repeat(ready, operand, table, slot))
+            repeat.append(Repeat(ready, operand, table, slot, tuple(fill)))
 
     acc = operand.tile.dtype
     common = source.dtype if acc.kind in "fc" else np.dtype(acc.name)

@@ -41,11 +41,11 @@ def _conv(rank: int) -> Function:
             x, w, bias, stride, padding, dilation, groups, layout, x_zero_point, w_zero_point,
             epilogue, algorithm, out, threads,
         )  # fmt: skip
-        if key is not None and isinstance(w, PackedFilters):
-            result = calls.repeated(w.calls.get(key), x, out)
+        if key is not None:
+            result = calls.repeated(key, x, w, bias, epilogue, out)
             if result is not None:
                 return result
-        given = x
+        given, raw = x, w
         x = operands.array(name, "x", x)
         operands.check_rank(name, "x", x, rank + 2)
         order = layouts.parse(name, layout, rank)
@@ -85,15 +85,16 @@ def _conv(rank: int) -> Function:
             packed.operand.data if isinstance(w, PackedFilters) else w,
             any_dtype=epilogue is not None,
         )
+        images = grouped(source, groups)
+        outputs = grouped(layouts.view(target, order.output), groups)
         if not isinstance(w, PackedFilters):
-            packed = filters.arrange(
-                filters.matrix(taken, groups).astype(dtypes[1], copy=False), kernel
-            )
+            _, form = forward.ways(images, shape.axes(), outputs)[0]
+            packed = filters.of_array(taken, groups, dtypes[1], form)
         repeat = forward.convolve(
-            grouped(source, groups),
+            images,
             packed,
             shape.axes(),
-            grouped(layouts.view(target, order.output), groups),
+            outputs,
             algorithm=algorithm,
             dtypes=dtypes[:2],
             write_back=write_back,
@@ -101,15 +102,12 @@ def _conv(rank: int) -> Function:
         )
         if result is not target:
             result[...] = target
-        elif (
-            key is not None
-            and repeat is not None
-            and x is given
-            and isinstance(w, PackedFilters)
-            and (out is None or write_back.is_plain)
-        ):
-            # An epilogue's operands could overlap another out.
-            calls.keep(w, key, repeat, result, (bias, epilogue))
+        elif key is not None and repeat is not None and x is given and w is raw:
+            if isinstance(w, PackedFilters):
+                calls.keep(w, key, repeat, result)
+            elif w.dtype == dtypes[1]:
+                again = filters.arranger(packed, taken, groups, order.filter)
+                calls.keep(w, key, repeat.without_operand(), result, again)
         return result
 
     return named(
@@ -142,6 +140,25 @@ def _conv(rank: int) -> Function:
     )
 
 
+def transpose(
+    name, x, w, bias, stride, padding, output_padding, groups, dilation, output_size=None,
+    layout="NCHW", epilogue=None, algorithm="auto", out=None, threads=None, keep=False,
+) -> np.ndarray:  # fmt: skip
+    """A transposed convolution of the rank that ``name`` ends with ('..2d'); keep: the arranged
+    filters stay for as long as the array ``w`` does (`filters.cached`)."""
+    x, source, w, taken, order = operand_pair(name, "x", x, w, layout, int(name[-2]))
+    operands.check_groups(name, groups, taken.shape[0])
+    operands.check_channels(name, "x", source.shape[1], taken.shape[0] // groups, groups)
+    shape = geometry.transposed(
+        name, source.shape[2:], taken.shape[2:], stride, padding, output_padding, dilation,
+        output_size,
+    )  # fmt: skip
+    return collect(
+        name, x, source, w, taken, shape, bias, groups, order, epilogue, algorithm, out, threads,
+        keep,
+    )  # fmt: skip
+
+
 def _conv_transpose(rank: int) -> Function:
     name = f"conv_transpose{rank}d"
 
@@ -162,22 +179,10 @@ def _conv_transpose(rank: int) -> Function:
         out: np.ndarray | None = None,
         threads: int | None = None,
     ) -> np.ndarray:
-        x, source, w, taken, order = operand_pair(name, "x", x, w, layout, rank)
-        operands.check_groups(name, groups, taken.shape[0])
-        operands.check_channels(name, "x", source.shape[1], taken.shape[0] // groups, groups)
-        shape = geometry.transposed(
-            name,
-            source.shape[2:],
-            taken.shape[2:],
-            stride,
-            padding,
-            output_padding,
-            dilation,
-            output_size,
-        )
-        return collect(
-            name, x, source, w, taken, shape, bias, groups, order, epilogue, algorithm, out, threads
-        )
+        return transpose(
+            name, x, w, bias, stride, padding, output_padding, groups, dilation, output_size,
+            layout, epilogue, algorithm, out, threads,
+        )  # fmt: skip
 
     return named(
         conv_transpose,

@@ -1,4 +1,4 @@
-"""Pack-A of a convolution: panels filled through the gather rule, straight from the image.
+"""Packing of a convolution: panels filled through the gather rule, straight from the image.
 
 The rule (gather.py) reaches a kernel as an int32 table `find` of element offsets, -1 for a tap
 that reads a zero, in one of two forms:
@@ -9,12 +9,12 @@ that reads a zero, in one of two forms:
                  one past the last that it reads inside the image
     table        one entry for each output pixel and tap (Dukhan, arXiv 1907.02129)
 
-'Inner' is the last spatial axis, 'outer' all others as one. A panel holds MR pixels, k running
-over taps and, innermost, channels. Which of two forms it has follows from what is adjacent in
-memory, so that whole vectors move and nothing is transposed:
+'Inner' is the last spatial axis, 'outer' all others as one. k runs over taps and, innermost,
+channels. Which of two forms a panel has follows from what is adjacent in memory, so that whole
+vectors move and nothing is transposed:
 
-    columns   one k after the other, MR pixels each in whole vectors        (pixels adjacent)
-    rows      chunks of CHUNK k; in a chunk one pixel after the other       (channels adjacent)
+    columns   NR pixels side by side, one k after the other: operand B      (pixels adjacent)
+    rows      MR pixels in chunks of CHUNK k, one pixel after the other: A  (channels adjacent)
 
               chunk 0                     chunk 1
               +-- pixel 0, k 0..63 --+    +-- pixel 0, k 64.. --+
@@ -24,7 +24,7 @@ memory, so that whole vectors move and nothing is transposed:
 8-bit values of a dot-product instruction go into the rows form as they lie, four k to a unit
 (grouping.py), with signed ones moved up by 128; taps outside the image hold the zero point.
 
-Panel rows beyond the last pixel repeat it, so they raise no flag that it does not.
+Places beyond the last pixel repeat it, so they raise no flag that it does not.
 """
 
 from __future__ import annotations
@@ -49,11 +49,6 @@ from gemm.microkernels.vocabulary import (
 
 CHUNK = 64  # k of one row in a chunk: row steps are constants that fold into addresses
 ENTRY = 4  # bytes of an offset
-
-
-def column_step(panel: int, lanes: int) -> int:
-    """Values from one k to the next in the columns form: whole vectors."""
-    return (panel + lanes - 1) // lanes * lanes
 
 
 def make_runs(panel: int, lanes: int, source: DType, wide: DType):
@@ -240,52 +235,40 @@ def make_pack_rows(
 
 
 def make_pack_columns(panel: int, lanes: int, source: DType, wide: DType, by_table: bool):
-    """pack(...) into the columns form, with the parameters of `make_pack_rows`; any strides."""
+    """pack(...) into the columns form, with the parameters of `make_pack_rows`; any strides.
+
+    panel: whole vectors. Of a panel `used` columns are filled, whole vectors too.
+    """
     size, wide_size = source.size, wide.size
-    width_of_k = column_step(panel, lanes)
-    step = width_of_k * wide_size
-    pieces = width_of_k // lanes
-    overhang = width_of_k - panel
+    step = panel * wide_size
     zeros = TileShape(1, 1, lanes, wide)
 
-    def widen_into(dst, src):
-        store(dst, load(src))
-
-    move = copy if source.kind == "c" else widen_into
+    def move(at, src, n):
+        # n > lanes neighbours and nothing beside them: the last vector overlaps the one before.
+        for j in range(0, n - lanes, lanes):
+            x = load_lanes(shift(src, j * size), lanes, lanes)
+            store_lanes(shift(at, j * wide_size), x, lanes)
+        x = load_lanes(shift(src, (n - lanes) * size), lanes, lanes)
+        store_lanes(shift(at, (n - lanes) * wide_size), x, lanes)
 
     def adjacent(at, src, channels, channel_step, n):
         if n == panel:
-            done = 0
-            if channel_step >= overhang:
-                # The overhang lies before the next channel's pixel.
-                while done < channels - 1:
-                    for piece in range(pieces):
-                        x = load_lanes(shift(src, piece * lanes * size), lanes, lanes)
-                        store_lanes(shift(at, piece * lanes * wide_size), x, lanes)
-                    src = shift(src, channel_step * size)
-                    at = shift(at, step)
-                    done += 1
-            while done < channels:
-                for piece in range(pieces):
-                    left = panel - piece * lanes
-                    x = load_lanes(shift(src, piece * lanes * size), lanes, left)
-                    store_lanes(shift(at, piece * lanes * wide_size), x, lanes)
+            for _ in range(channels):
+                for j in range(0, panel, lanes):
+                    x = load_lanes(shift(src, j * size), lanes, lanes)
+                    store_lanes(shift(at, j * wide_size), x, lanes)
                 src = shift(src, channel_step * size)
                 at = shift(at, step)
-                done += 1
-            return
-        for _ in range(channels):
-            for j in range(0, n, lanes):
-                x = load_lanes(shift(src, j * size), lanes, n - j)
-                store_lanes(shift(at, j * wide_size), x, n - j)
-            src = shift(src, channel_step * size)
-            at = shift(at, step)
-
-    def clear_all(at, channels):
-        for c in range(channels):
-            for piece in range(pieces):
-                to = shift(at, c * step + piece * lanes * wide_size)
-                tile_store(to, 0, tile_zeros(zeros), 1, lanes)
+        elif n > lanes:
+            for _ in range(channels):
+                move(at, src, n)
+                src = shift(src, channel_step * size)
+                at = shift(at, step)
+        else:
+            for _ in range(channels):
+                store_lanes(at, load_lanes(src, lanes, n), n)
+                src = shift(src, channel_step * size)
+                at = shift(at, step)
 
     def alone(at, src, outside, channels, channel_step, lead, n, count):
         # One row of the output fills the panel, `lead` pixels and those after n more are outside:
@@ -293,11 +276,11 @@ def make_pack_columns(panel: int, lanes: int, source: DType, wide: DType, by_tab
         # beyond its k is overwritten by the next; the last channel moves exactly.
         to = shift(at, lead * wide_size)
         done = 0
-        if channel_step >= width_of_k:
+        if channel_step >= panel:
             while done < channels - 1:
-                for piece in range(pieces):
-                    x = load_lanes(shift(src, piece * lanes * size), lanes, lanes)
-                    store_lanes(shift(to, piece * lanes * wide_size), x, lanes)
+                for j in range(0, panel, lanes):
+                    x = load_lanes(shift(src, j * size), lanes, lanes)
+                    store_lanes(shift(to, j * wide_size), x, lanes)
                 for j in range(lead):
                     copy(shift(at, j * wide_size), outside)
                 for j in range(lead + n, count):
@@ -306,16 +289,25 @@ def make_pack_columns(panel: int, lanes: int, source: DType, wide: DType, by_tab
                 at = shift(at, step)
                 to = shift(to, step)
                 done += 1
-        clear_all(at, channels - done)
+        clear(at, channels - done, panel)
         adjacent(to, src, channels - done, channel_step, n)
 
     def alternate(at, src, channels, channel_step, n):
-        for _ in range(channels):
-            for j in range(0, n, lanes):
-                x = load_alternate(shift(src, 2 * j * size), lanes, n - j)
-                store_lanes(shift(at, j * wide_size), x, n - j)
-            src = shift(src, channel_step * size)
-            at = shift(at, step)
+        if n >= lanes:
+            # The last vector overlaps the one before.
+            for _ in range(channels):
+                for j in range(0, n - lanes, lanes):
+                    x = load_alternate(shift(src, 2 * j * size), lanes, lanes)
+                    store_lanes(shift(at, j * wide_size), x, lanes)
+                x = load_alternate(shift(src, 2 * (n - lanes) * size), lanes, lanes)
+                store_lanes(shift(at, (n - lanes) * wide_size), x, lanes)
+                src = shift(src, channel_step * size)
+                at = shift(at, step)
+        else:
+            for _ in range(channels):
+                store_lanes(at, load_alternate(src, lanes, n), n)
+                src = shift(src, channel_step * size)
+                at = shift(at, step)
 
     def stepped(at, src, channels, channel_step, pixel_step, n):
         for _ in range(channels):
@@ -334,10 +326,14 @@ def make_pack_columns(panel: int, lanes: int, source: DType, wide: DType, by_tab
 
     def repeat_last(dst, left, used, k):
         if used > left:
+            begin = (left - 1) // lanes * lanes
             for p in range(k):
                 row = shift(dst, p * step)
-                for j in range(left, used):
-                    copy(shift(row, j * wide_size), shift(row, (left - 1) * wide_size))
+                x = load_lanes(shift(row, begin * wide_size), lanes, left - begin)
+                store_lanes(shift(row, begin * wide_size), x, lanes)
+                for j in range(begin + lanes, used, lanes):
+                    x = load_lanes(shift(row, (left - 1) * wide_size), lanes, 1)
+                    store_lanes(shift(row, j * wide_size), x, lanes)
 
     def by_arithmetic(dst, x, find, first, left, used, height, outer_taps, inner_taps, channels,
                       width, channel_step, pixel_step, begin_channel, some,
@@ -365,10 +361,7 @@ def make_pack_columns(panel: int, lanes: int, source: DType, wide: DType, by_tab
                         n = end - begin
                     whole = count == panel and pixel_step == 1 and n > 0
                     if n < count and not whole:
-                        if j == 0:
-                            clear_all(at, some)
-                        else:
-                            clear(at, some, count)
+                        clear(at, some, count)
                     if n > 0:
                         off = base + load(shift(inner, (begin * inner_taps + v) * ENTRY))
                         to = shift(at, (begin - column) * wide_size)
@@ -401,7 +394,7 @@ def make_pack_columns(panel: int, lanes: int, source: DType, wide: DType, by_tab
                 else:
                     for c in range(some):
                         src = shift(x, (off + c * channel_step) * size)
-                        move(shift(at, c * step), src)
+                        store(shift(at, c * step), load(src))
                 at = shift(at, channels * step)
         for tap in range(taps):
             repeat_last(shift(dst, tap * channels * step), left, used, some)

@@ -23,14 +23,16 @@ import numpy as np
 from gemm import execution
 from gemm import plan as planning
 from gemm.convolution.gather import Gather
-from gemm.convolution.geometry import Axis
+from gemm.convolution.geometry import Axis, pointwise
 from gemm.convolution.loops import NOTE
-from gemm.convolution.packing import CHUNK, column_step
-from gemm.convolution.specs import ConvolutionSpec
+from gemm.convolution.packing import CHUNK
+from gemm.convolution.routine import Routine
+from gemm.convolution.specs import ConvolutionSpec, FilterSpec
 from gemm.grouping import flips
 from gemm.microkernels.dtypes import DType, TileShape, uint8
 from gemm.planner import workers_for
-from gemm.targets import levels
+from gemm.targets import element_type, levels
+from gemm.threads import get_num_threads
 
 TABLE = 1 << 20
 KEPT_TABLE = 1 << 18  # bytes of a table that a repeated call finds ready
@@ -42,11 +44,12 @@ _arguments = struct.Struct("=39q")
 
 @dataclass(frozen=True)
 class Panels:
-    """Operand B: filters of each group in panels of the tile's NR columns, all of K deep.
+    """Filters of each group in panels of `width`, all of K deep.
 
-    data: (groups, panels, K, NR) of the accumulator's type, aligned to cache lines. With units,
-    (groups, panels, 1 + K / 4, NR) of 32 bits: the sum of each filter, then four k in each. depth:
-    K.
+    tile: the machine's. form: 'rows', where they are operand B and width its
+    columns, or 'columns', where they are operand A and width its rows (loops.py). data: (groups,
+    panels, K, width) of the accumulator's type, aligned to cache lines. With units, (groups,
+    panels, 1 + K / 4, width) of 32 bits: the sum of each filter, then four k in each. depth: K.
     """
 
     level: str
@@ -55,6 +58,7 @@ class Panels:
     data: np.ndarray
     depth: int
     units: tuple[DType, DType] | None = None
+    form: str = "rows"
 
     @property
     def groups(self) -> int:
@@ -70,6 +74,20 @@ class Panels:
             rows = np.moveaxis(quads, -1, 2)
         rows = rows.reshape(groups, -1, wide * columns)
         return rows[:, : self.depth, : self.count]
+
+
+def stays_near(rows: int, step: int) -> bool:
+    """Whether the second-level cache holds a piece of two vectors from each of these rows, `step`
+    bytes apart, with room to spare: at some steps they share a few of its sets."""
+    from gemm.backends.cpu.machine import machine
+
+    second = machine().caches[1]
+    sets = max(1, second.size // second.ways // LINE)
+    places = sets // math.gcd(max(1, step // LINE), sets)
+    return PIECE * rows <= second.ways * min(sets, PIECE * places) // 4
+
+
+LINE, PIECE = 64, 3  # bytes of a cache line; lines of a piece that does not begin with one
 
 
 @functools.cache
@@ -92,22 +110,26 @@ def aligned(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
 
 
 def panels_of(
-    matrix: np.ndarray, level: str, tile: TileShape, units: tuple[DType, DType] | None = None
+    matrix: np.ndarray,
+    level: str,
+    tile: TileShape,
+    units: tuple[DType, DType] | None = None,
+    form: str = "rows",
 ) -> Panels:
-    """The panels of (groups, K, filters); columns beyond the last filter repeat it.
+    """The panels of (groups, K, filters); places beyond the last filter repeat it.
 
-    units: int8 filters in the units of a dot-product instruction.
+    tile: the machine's. units: int8 filters in the units of a dot-product instruction.
     """
     groups, k, count = matrix.shape
-    NR = tile.columns
-    wide = -(-count // NR)
+    width = tile.columns if form == "rows" else filter_rows(tile.rows, count)
+    wide = -(-count // width)
     if units is None:
-        data = aligned((groups, wide, k, NR), np.dtype(tile.dtype.name))
+        data = aligned((groups, wide, k, width), np.dtype(tile.dtype.name))
     else:
-        data = aligned((groups, wide, 1 + -(-k // 4), NR), np.dtype(np.int32))
+        data = aligned((groups, wide, 1 + -(-k // 4), width), np.dtype(np.int32))
         data[...] = 0
     for p in range(wide):
-        part = matrix[:, :, p * NR : (p + 1) * NR]
+        part = matrix[:, :, p * width : (p + 1) * width]
         some = part.shape[2]
         if units is None:
             data[:, p, :, :some] = part
@@ -119,17 +141,35 @@ def panels_of(
             quads[...] = whole.reshape(groups, -1, 4, some).swapaxes(2, 3)
             data[:, p, 1:, :some] = quads.view(np.int32)[..., 0]
         data[:, p, :, some:] = data[:, p, :, some - 1 : some]
-    return Panels(level, tile, count, data, k, units)
+    return Panels(level, tile, count, data, k, units, form)
 
 
-def column_rows(rows: int) -> int:
-    """Rows of the tile for panels in the columns form.
+def panels_of_array(w: np.ndarray, groups: int, level: str, tile: TileShape, form: str) -> Panels:
+    """The same from filters (O, I, *kernel) of the accumulator's storage or a narrower one, by the
+    engine's own routine; their kernel axes must be one strided axis."""
+    routine, shape = packing(w, groups, level, tile, form)
+    data = aligned(shape, np.dtype(tile.dtype.name))
+    routine.run(w, data)
+    return Panels(level, tile, w.shape[0] // groups, data, shape[2], None, form)
 
-    Their factors are neighbours in memory, so a compiler loads several ahead; a tile that fills the
-    registers would then be spilled in its loop. Where it divides an output row it is kept: panels
-    that end with a row are packed in one piece.
-    """
-    return rows - 2 if rows > 8 else rows
+
+def packing(w: np.ndarray, groups: int, level: str, tile: TileShape, form: str):
+    """(what fills the panels of filters like these, the panels' shape)."""
+    count, channels, taps = w.shape[0] // groups, w.shape[1], math.prod(w.shape[2:])
+    width = tile.columns if form == "rows" else filter_rows(tile.rows, count)
+    shape = groups, -(-count // width), taps * channels, width
+    spec = FilterSpec(width, tile.lanes, element_type(w.dtype), tile.dtype)
+    step = merged_step(w.shape[2:], w.strides[2:])
+    integers = groups, count, channels, taps, count * w.strides[0], *w.strides[:2], step
+    workers = workers_for(level, tile.dtype, w.size * 4, get_num_threads())
+    return Routine(level, spec, integers, workers), shape
+
+
+def filter_rows(most: int, count: int) -> int:
+    """Rows of the tile of the columns form for so many filters, of a few heights that a kernel may
+    have: the least time for all panels, a row costing one and a panel one more."""
+    heights = sorted({most, most - 1, most - 2, most // 2 + 1} & set(range(1, most + 1)))
+    return min(reversed(heights), key=lambda rows: -(-count // rows) * (rows + 1))
 
 
 class Refused(Exception):
@@ -162,18 +202,21 @@ class Launch:
             if self.workers > 1:
                 self.team_of_threads = team(level)
 
-    def _launch(self, source, filters, target, find, lead: tuple[int, ...], at: int, extra) -> None:
-        """lead: the integers before `fixed`; at: bytes from the target's first element."""
+    def _launch(self, source, filters, target, find, lead: tuple[int, ...], at: int, extra,
+                room: int = 0) -> None:  # fmt: skip
+        """lead: the integers before `fixed`; at: bytes from the target's first element; room:
+        address of scratch, 0 where it is to be taken."""
         if self.level == "reference":
             self._launch_reference(source, filters, target, find, lead, at, extra)
             return
         address = execution.address
         table = bytearray(self.layout.size)
-        space = execution.take_space(self.space)
+        space = None if room else execution.take_space(self.space)
+        scratch = room if space is None else space[1]
         try:
             self.layout.pack_into(
                 table, 0, address(source) - self.origin, address(filters), address(target) + at,
-                address(find), space[1], 0 if extra is None else address(extra), *lead, *self.fixed,
+                address(find), scratch, 0 if extra is None else address(extra), *lead, *self.fixed,
             )  # fmt: skip
             held = ctypes.c_char.from_buffer(table)
             arguments = ctypes.addressof(held)
@@ -182,7 +225,8 @@ class Launch:
             else:
                 self.team_of_threads.run(self.entry.address, arguments, self.workers)
         finally:
-            execution.give_space(space)
+            if space is not None:
+                execution.give_space(space)
 
     def _launch_reference(self, source, filters, target, find, lead, at, extra) -> None:
         from gemm.backends.reference.run import pointer, run
@@ -220,11 +264,11 @@ class Ready(Launch):
     def __init__(self, source, axes: tuple[Axis, ...], panels: Panels, target, by_table: bool,
                  threads: int, program: Any = None, turned: bool | None = None,
                  zero: int = 0):  # fmt: skip
-        from gemm.targets import element_type
-
         if turned is None:
             turned = is_turned(target)
-        tile, size = panels.tile, source.itemsize
+        tile, size, form = panels.tile, source.itemsize, panels.form
+        if form == "columns":
+            tile = replace(tile, rows=panels.data.shape[-1])
         groups, images = target.shape[:2]
         pixel_shape, filters = target.shape[2:-1], target.shape[-1]
         pixel_steps = target.strides[2:-1]
@@ -255,24 +299,23 @@ class Ready(Launch):
                 f"convolution: an image of {rule.span} elements needs offsets above 31 bits"
             )
         units = panels.units
-        form = "rows" if rule.channel_stride == 1 or channels == 1 else "columns"
-        if units is None and channels == 1 and rule.strides[-1] == 1:
-            form = "columns"
-        if units is not None and form != "rows":
+        if form == "rows" and rule.channel_stride != 1 and channels != 1:
             raise Refused
         kind = element_type(source.dtype)
         surplus = 128 if units is not None and flips(kind, units[0]) else 0
-        self.offset = (
-            -(zero + surplus), (zero + surplus & 255) * 0x01010101,
-            *self._as_it_lies(form == "rows" and kind is tile.dtype and not by_table),
-        )  # fmt: skip
-        if form == "columns" and axes[-1].count % tile.rows:
-            tile = replace(tile, rows=column_rows(tile.rows))
+        same = kind is tile.dtype and not by_table
+        shift = self._adjacent(segments) if form == "columns" and not by_table else None
+        if shift is not None:
+            near = stays_near(channels, rule.channel_stride * size)
+            lies = (0, 1) if same and near else (2, 1)
+        else:
+            lies = self._as_it_lies(form == "rows" and same)
+        self.offset = -(zero + surplus), (zero + surplus & 255) * 0x01010101, *lies
         self.spec = ConvolutionSpec(
             tile, kind, element_type(target.dtype), form, by_table, turned, program, units,
         )  # fmt: skip
         self.level = panels.level
-        self.origin = rule.origin * size
+        self.origin = (rule.origin - (shift or 0)) * size
         last = rule.axes[-1]
         pixel_step = rule.strides[-1] * last.step
         width, inner_taps = last.count, len(last.offsets)
@@ -281,20 +324,23 @@ class Ready(Launch):
         k = rule.taps * channels
         work = images * pixels * filters * k * groups
         workers = workers_for(self.level, tile.dtype, work, threads)
-        each = segments * -(-(pixels // segments) // tile.rows)
-        wide = -(-filters // tile.columns)
+        panel = tile.rows if form == "rows" else tile.columns  # pixels
+        each = segments * -(-(pixels // segments) // panel)
+        wide = panels.data.shape[1]
         self.team = _team(groups, images * each, wide, workers)
         self.workers = math.prod(self.team)
         group = 1 if units is None else units[0].group
         room = planning.round_up(-(-k // group), CHUNK) * tile.rows * tile.dtype.size
         share = -(-images * each // self.team[1])
         if form == "columns":
-            room = k * column_step(tile.rows, tile.lanes) * tile.dtype.size
+            room = k * tile.columns * tile.dtype.size
         # Few filters stay in the second-level cache while pixels pass, panel by panel; many are
         # worth a block of panels each time they come.
         far = k // group * filters * tile.dtype.size > NEAR
         most = max(1, block_bytes() // max(room, 1))
         block = planning.balanced(share, most, 1) if far or form == "columns" else 1
+        if lies == (0, 1) and not far:
+            block = 1
         rest = (tile.rows + 1) * tile.columns * tile.dtype.size + 64
         notes = block * NOTE
         worker_room = planning.round_up(rest + notes + block * room + 256, 4096)
@@ -313,10 +359,22 @@ class Ready(Launch):
                 self.find = rule.table()
         else:
             self.part = max(pixels, 1)
-            self.find = rule.arithmetic()
+            self.find = rule.arithmetic() if shift is None else np.zeros(1, np.int32)
         self.pixels, self.width = pixels, width
         self.segmented, self.step = segments > 1, c_segment if segments > 1 else rs
         self._load()
+
+    def _adjacent(self, segments: int) -> int | None:
+        """Elements from the first pixel to the one that the first output reads, where each output
+        reads one pixel and the next the next in memory; None elsewhere."""
+        rule = self.rule
+        if segments != 1 or not pointwise(rule.axes):
+            return None
+        step = merged_step(
+            [a.count for a in rule.axes],
+            [a.step * s for a, s in zip(rule.axes, rule.strides, strict=True)],
+        )
+        return rule.offset(0, 0) if step == 1 or rule.pixels == 1 else None
 
     def _as_it_lies(self, possible: bool) -> tuple[int, int]:
         """The output columns low .. high - 1 whose panels need no packing; (1, 0): none do.
@@ -340,8 +398,11 @@ class Ready(Launch):
                 return 0, 1 << 40
         return (low, high) if low < high else (1, 0)
 
-    def run(self, source: np.ndarray, panels: Panels, target: np.ndarray, extra: Any = None):
-        """Convolve arrays like those this was made for; extra: an epilogue's table."""
+    def run(self, source: np.ndarray, panels: Panels, target: np.ndarray, extra: Any = None,
+            after: int = 0, space: int = 0):  # fmt: skip
+        """Convolve arrays like those this was made for; extra: an epilogue's table; after: bytes
+        from the first image of `target` to the first that is meant; space: address of scratch,
+        where the caller has some."""
         for begin in range(0, self.pixels, self.part):
             count = min(self.part, self.pixels - begin)
             find = self.find
@@ -349,7 +410,7 @@ class Ready(Launch):
                 find = self.rule.table(begin, begin + count)
             segments, at = self._segments(begin, count)
             lead = begin, count, segments, *self.offset
-            self._launch(source, panels.data, target, find, lead, at, extra)
+            self._launch(source, panels.data, target, find, lead, at + after, extra, space)
 
     def _segments(self, begin: int, count: int) -> tuple[int, int]:
         """(segments of a part, bytes from the first pixel of the target to the part's)."""
@@ -358,9 +419,20 @@ class Ready(Launch):
         return 1, begin * self.step
 
 
+def form_of(source: np.ndarray, target: np.ndarray) -> str:
+    """The form of the panels of pixels of a source (N, groups, channels, *spatial) as it lies."""
+    if source.shape[2] == 1:
+        along = source.strides[-1] == source.itemsize and is_turned(target)
+        return "columns" if along else "rows"
+    return "rows" if source.strides[2] == source.itemsize else "columns"
+
+
 def is_turned(target: np.ndarray) -> bool:
     """Whether pixels of the target (groups, N, *outputs, filters), not filters, are adjacent."""
-    return target.strides[-1] != target.itemsize and target.strides[-2] == target.itemsize
+    axes = zip(target.shape[2:-1], target.strides[2:-1], strict=True)
+    steps = [step for extent, step in axes if extent > 1]
+    adjacent = not steps or steps[-1] == target.itemsize
+    return adjacent and target.strides[-1] != target.itemsize
 
 
 def merged_step(shape, steps) -> int | None:

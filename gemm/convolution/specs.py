@@ -72,3 +72,45 @@ class DepthwiseSpec:
         function.label = self.label
         integers = [INTEGER] * (16 if self.last else 26)
         return function, (self.a, self.tile.dtype, self.out, *[uint8] * 3, *integers, WORKER)
+
+
+@dataclass(frozen=True)
+class TurnSpec:
+    """lanes: of a square; dtype: of the image's elements."""
+
+    lanes: int
+    dtype: DType
+
+    @property
+    def label(self) -> str:
+        return f"turning of {self.dtype} images"
+
+    def build(self):
+        """(function, argument kinds), as of `KernelSpec.build`."""
+        from .turning import make_turn_image
+
+        function = make_turn_image(self.lanes, self.dtype)
+        function.label = self.label
+        return function, (self.dtype, self.dtype, *[INTEGER] * 8, WORKER)
+
+
+@dataclass(frozen=True)
+class FilterSpec:
+    """width, wide: of the panels; lanes: of a square; source: element type in memory."""
+
+    width: int
+    lanes: int
+    source: DType
+    wide: DType
+
+    @property
+    def label(self) -> str:
+        return f"packing of {self.source} filters into panels of {self.width} {self.wide}"
+
+    def build(self):
+        """(function, argument kinds), as of `KernelSpec.build`."""
+        from .filter_packing import make_pack_filters
+
+        function = make_pack_filters(self.width, self.lanes, self.source, self.wide)
+        function.label = self.label
+        return function, (self.source, self.wide, *[INTEGER] * 9, WORKER)

@@ -14,6 +14,12 @@ from gemm.convolution.geometry import Geometry
 from gemm.convolution.write_back import WriteBack
 
 
+def key(geometry: Geometry, groups: int) -> tuple[int, ...]:
+    """What `arranged` depends on beside the filters."""
+    steps = tuple(min(s, i) for s, i in zip(geometry.stride, geometry.input, strict=True))
+    return groups, *geometry.stride, *geometry.before, *geometry.dilation, *steps
+
+
 def arranged(
     w: np.ndarray, geometry: Geometry, groups: int, dtype: np.dtype
 ) -> list[filters.PackedFilters]:

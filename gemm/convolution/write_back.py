@@ -25,8 +25,7 @@ class WriteBack:
     ``program`` is the epilogue or None. ``numbers`` go to it as they are, ``filters`` are (groups,
     filters), ``tiles`` have the form of the output. With zero points the product wanted is the sum
     of (x - x_zero) * (w - w_zero); it is written as four sums, the first of which is the plain
-    product of 8-bit integers. ``bias`` and ``w_zero`` are (groups, filters). ``constants`` names
-    the operands that were no arrays.
+    product of 8-bit integers. ``bias`` and ``w_zero`` are (groups, filters).
     """
 
     bias: np.ndarray | None = None
@@ -36,16 +35,15 @@ class WriteBack:
     numbers: dict[str, Any] = field(default_factory=dict)
     filters: dict[str, np.ndarray] = field(default_factory=dict)
     tiles: dict[str, np.ndarray] = field(default_factory=dict)
-    constants: frozenset[str] = frozenset()
 
-    def lives_at(self, key: str, found: int | None) -> bool:
-        """Whether an operand that a kernel reads at address ``found`` (None: its value stands in
-        the table) shows later changes, or can have none.
+    def lives_at(self, key: str, found: int) -> bool:
+        """Whether a kernel that reads an operand at address ``found`` reads what was given, and no
+        converted copy of it.
         """
         given = {**self.numbers, **self.filters, **self.tiles}
         if self.bias is not None:
             given["bias"] = self.bias
-        return key in self.constants or (found is not None and address(given[key]) == found)
+        return address(given[key]) == found
 
     @property
     def dtype(self) -> np.dtype | None:
@@ -134,7 +132,6 @@ def of_epilogue(
     """
     bound = epilogues.bind(epilogue)
     numbers, filters, tiles = {}, {}, {}
-    constants = {k for k, value in bound.operands.items() if not isinstance(value, np.ndarray)}
     for key, value in bound.operands.items():
         values = np.asarray(value)
         if values.size == 1:
@@ -160,5 +157,4 @@ def of_epilogue(
         numbers=numbers,
         filters=filters,
         tiles=tiles,
-        constants=frozenset(constants),
     )

@@ -13,7 +13,7 @@ from onnx.reference.op_run import OpRun
 
 import gemm
 from gemm import convolution
-from gemm.convolution import filters
+from gemm.convolution import filters, functions
 from gemm.onnx import deformable, quantised
 
 _WORDS = {"VALID": "valid", "SAME_UPPER": "same", "SAME_LOWER": "same_lower"}
@@ -25,7 +25,7 @@ def _padding(auto_pad: str | None, pads: Any, rank: int) -> Any:
         return _WORDS[auto_pad]
     if pads is None:
         return 0
-    return [(int(b), int(a)) for b, a in zip(pads[:rank], pads[rank:], strict=True)]
+    return tuple((int(b), int(a)) for b, a in zip(pads[:rank], pads[rank:], strict=True))
 
 
 def _check_kernel(name: str, kernel_shape: Any, w: np.ndarray) -> None:
@@ -53,12 +53,28 @@ def _convolve(name: str, x: np.ndarray, w: np.ndarray, bias: Any, attributes: di
         x,
         packed,
         bias,
-        attributes["strides"] or 1,
+        _each(attributes["strides"]),
         _padding(attributes["auto_pad"], attributes["pads"], x.ndim - 2),
-        attributes["dilations"] or 1,
+        _each(attributes["dilations"]),
         groups,
         **more,
     )
+
+
+def _each(values: Any) -> Any:
+    """Strides or dilations, 1 where the model leaves them out."""
+    return tuple(map(int, values)) if values else 1
+
+
+def _zeros(x_zero_point: Any, w_zero_point: Any) -> dict[str, Any]:
+    """Zero points as a convolution takes them: x's a number, w's only where it is not zero."""
+    found: dict[str, Any] = {}
+    if x_zero_point is not None:
+        x_zero_point = np.asarray(x_zero_point)
+        found["x_zero_point"] = int(x_zero_point.item()) if x_zero_point.size == 1 else x_zero_point
+    if w_zero_point is not None and np.any(w_zero_point):
+        found["w_zero_point"] = w_zero_point
+    return found
 
 
 class Conv(OpRun):
@@ -72,7 +88,7 @@ class ConvInteger(OpRun):
     op_domain = ""
 
     def _run(self, x, w, x_zero_point=None, w_zero_point=None, **attributes):
-        zeros = {"x_zero_point": x_zero_point, "w_zero_point": w_zero_point}
+        zeros = _zeros(x_zero_point, w_zero_point)
         return (_convolve("ConvInteger", x, w, None, attributes, **zeros),)
 
 
@@ -92,12 +108,14 @@ class QLinearConv(OpRun):
         B=None,  # noqa: N803
         **attributes,
     ):
-        zeros = {"x_zero_point": x_zero_point, "w_zero_point": w_zero_point}
-        sums = _convolve("QLinearConv", x, w, B, attributes, **zeros)
         scale = np.float32(x_scale) * np.asarray(w_scale, np.float32) / np.float32(y_scale)
-        if scale.size > 1:
-            scale = scale.reshape(-1, *(1,) * (x.ndim - 2))
-        return (quantised.requantise(sums, scale, y_zero_point),)
+        requantised = quantised.REQUANTISED[y_zero_point.dtype.name]
+        bound = requantised(
+            scale=scale if scale.size > 1 else np.float32(scale.item()),
+            zero=np.float32(y_zero_point.item()),
+        )
+        zeros = _zeros(x_zero_point, w_zero_point)
+        return (_convolve("QLinearConv", x, w, B, attributes, epilogue=bound, **zeros),)
 
 
 class ConvTranspose(OpRun):
@@ -105,7 +123,7 @@ class ConvTranspose(OpRun):
 
     def _run(self, X, W, B=None, **attributes):  # noqa: N803
         rank = X.ndim - 2
-        function = _function("conv_transpose", X)
+        name = _function("conv_transpose", X).__name__
         _check_kernel("ConvTranspose", attributes["kernel_shape"], W)
         padding = _padding(attributes["auto_pad"], attributes["pads"], rank)
         size = attributes["output_shape"]
@@ -113,7 +131,8 @@ class ConvTranspose(OpRun):
             # The wanted size sets the padding; all but SAME_UPPER put an odd one before.
             size = list(size)[-rank:]
             padding = "same" if attributes["auto_pad"] == "SAME_UPPER" else "same_lower"
-        y = function(
+        y = functions.transpose(
+            name,
             X,
             W,
             B,
@@ -122,7 +141,8 @@ class ConvTranspose(OpRun):
             attributes["output_padding"] or 0,
             attributes["group"] or 1,
             attributes["dilations"] or 1,
-            output_size=size,
+            size,
+            keep=True,
         )
         return (y,)
 

@@ -6,7 +6,25 @@ from typing import Any
 
 import numpy as np
 
+import gemm
 from gemm import engine
+from gemm.epilogues import as_type, nearest
+
+
+@gemm.epilogue
+def _to_uint8(acc, scale, zero, bias=None):
+    x = acc if bias is None else acc + bias
+    return as_type(min(max(nearest(x * scale) + zero, 0.0), 255.0), "uint8")
+
+
+@gemm.epilogue
+def _to_int8(acc, scale, zero, bias=None):
+    x = acc if bias is None else acc + bias
+    return as_type(min(max(nearest(x * scale) + zero, -128.0), 127.0), "int8")
+
+
+# `requantise` in the write-back of a convolution, by the dtype of its result.
+REQUANTISED = {"uint8": _to_uint8, "int8": _to_int8}
 
 
 def rows(values: np.ndarray, a: np.ndarray) -> np.ndarray:

@@ -50,10 +50,7 @@ def _write_back(bias: Tensor | None, groups: int) -> WriteBack:
 def _filters(w: Tensor, groups: int) -> filters.PackedFilters:
     """The filters arranged for the engine, once for as long as they do not change."""
     values = array(w)
-    kernel = values.shape[2:]
-    return filters.cached(
-        w, values, groups, lambda: filters.arrange(filters.matrix(values, groups), kernel)
-    )
+    return filters.cached(w, values, groups, lambda: filters.of_array(values, groups, values.dtype))
 
 
 @torch.library.custom_op("gemm::conv", mutates_args=(), device_types="cpu")
@@ -74,14 +71,13 @@ def conv(
     packed = _filters(w, groups)
     key = (
         x.shape, x.stride(), x.dtype, y.stride(), (*stride, *before, *output, *dilation),
-        None if bias is None else bias.data_ptr(), get_num_threads(), environment("GEMM_ISA"),
+        None if bias is None else bias.stride(), get_num_threads(), environment("GEMM_ISA"),
     )  # fmt: skip
     kept = packed.calls.get(key)
     if kept is not None:
-        kept[0](array(x), array(y))
+        kept.repeat(array(x), array(y), None, {} if bias is None else {"bias": array(bias)})
         return y
     geometry = _geometry(x.shape[2:], w, stride, before, output, dilation)
-    # What repeats the call keeps the memory of the bias, so its address stays its own.
     repeat = forward.convolve(
         _grouped(x, groups),
         packed,
@@ -92,7 +88,7 @@ def conv(
         write_back=_write_back(bias, groups),
     )
     if repeat is not None:
-        calls.keep(packed, key, repeat, array(y), None)
+        calls.keep(packed, key, repeat, array(y))
     return y
 
 
@@ -118,8 +114,7 @@ def conv_input(
     dtype = array(dy).dtype
     values = array(w)
     geometry = _geometry(input, w, stride, before, dy.shape[2:], dilation)
-    steps = tuple(min(s, extent) for s, extent in zip(stride, input, strict=True))
-    key = ("transposed", groups, *stride, *before, *dilation, *steps)
+    key = ("transposed", *transposed.key(geometry, groups))
     transposed.convolve(
         _grouped(dy, groups),
         filters.cached(
