@@ -233,8 +233,9 @@ def _blocked(level, shape, named, a, b, out, acc, m, n, k, batch, scratch_home, 
     tile, units = panels(level, a, b, out, acc, shape, pairs, plain, whole)
     unit = units[0] if units is not None and tile.block > 1 else None
     short = unpacked_tile_of(level, tile, a, acc, units) if a_rows and plain else None
-    unpacked = short is not None and (shape is None or short == tile)
-    tile = short if unpacked else tile
+    unpacked = False
+    if short is not None and (shape is None or short == tile):
+        tile, unpacked = short, True
     spec = KernelSpec("blocked", tile, a, b, out, program=program, units=units, resume=resume)
     spec = spec.unpacked() if unpacked else spec
     splits = (True, True) if program is None else program.splits
