@@ -28,9 +28,9 @@ from gemm.microkernels.dtypes import (
     int64,
 )
 
-from . import team_plans as plans
 from .epilogues.program import Program
 from .team import PackPlan, TeamPlan, build, walk
+from .team import choice as plans
 
 LARGEST_GRID = 2**31 - 1
 TABLE_ROWS = 4

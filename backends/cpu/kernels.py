@@ -69,7 +69,8 @@ KERNEL_SOURCES = (
     "kernels.py", "packing.py", "skinny.py", "small.py",
     "convolution/depthwise_loops.py", "convolution/loops.py", "convolution/packing.py",
     "convolution/filter_packing.py", "convolution/specs.py", "convolution/turning.py",
-    "epilogues/prepare.py", "epilogues/program.py", "epilogues/write_back.py",
+    "epilogues/partials.py", "epilogues/prepare.py", "epilogues/program.py",
+    "epilogues/transfers.py", "epilogues/write_back.py", "epilogues/writer.py",
 )  # fmt: skip
 
 

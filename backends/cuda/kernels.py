@@ -13,8 +13,12 @@ from .. import kernel_cache
 from .driver import Device, Kernel
 
 NAME = "gemm_kernel"
-SOURCES = ("team.py", "team_plans.py", *(f"epilogues/{name}.py" for name in (
-    "program", "team_write_back", "write_back")))  # fmt: skip
+SOURCES = (
+    *(f"team/{name}.py" for name in ("__init__", "choice", "lanes", "leave", "packing", "plan",
+                                     "ring", "walk")),
+    *(f"epilogues/{name}.py" for name in ("partials", "program", "team_write_back", "transfers",
+                                          "writer")),
+)  # fmt: skip
 compiled: list[str] = []  # labels of the kernels compiled by this process, in order
 
 

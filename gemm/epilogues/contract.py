@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 
 from . import tracing
-from .tracing import Value, number
+from .graph import Graph, Value, number
+from .legal import replaced
 
 PAIR = ("acc_even", "acc_odd")
 
@@ -45,7 +46,7 @@ class Epilogue:
         for p in self.operands.values():
             if p.default not in (p.empty, None) and number(p.default) is None:
                 raise TypeError(f"epilogue {name}: the default of {p.name} is no number or None")
-        self.traced: types.FunctionType = tracing.replaced(function)
+        self.traced: types.FunctionType = replaced(function)
         self._traces: dict[Any, Any] = {}
         # Traced once with every operand: misuse is an error here, and pairs show by unpacking.
         nodes, values = self.trace({key: "any" for key in self.operands})
@@ -91,17 +92,17 @@ class Epilogue:
         return f"<epilogue {self.name}({', '.join(self.operands)})>"
 
 
-def _accumulator(index: int, graph: tracing.Graph) -> Any:
+def _accumulator(index: int, graph: Graph) -> Any:
     return graph.node("acc", index)
 
 
-def _operand(name: str, each: Any, graph: tracing.Graph) -> Any:
+def _operand(name: str, each: Any, graph: Graph) -> Any:
     if each == 2:
         return graph.node("operand", name, 0), graph.node("operand", name, 1)
     return graph.node("operand", name, each if each == "any" else 0)
 
 
-def _constant(value: Any, graph: tracing.Graph) -> Any:
+def _constant(value: Any, graph: Graph) -> Any:
     return value
 
 

@@ -19,8 +19,8 @@ from gemm.microkernels.arithmetic import Table
 from gemm.microkernels.dtypes import DType
 
 from .fitting import Problem, steps_of, uniform_step
+from .partials import CHAINS
 from .program import ORIGIN_ROW, OUTPUT_SLOTS, SLOTS, Program
-from .write_back import CHAINS
 
 _BITS = {
     "float32": struct.Struct("=f4x"),

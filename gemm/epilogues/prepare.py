@@ -14,8 +14,10 @@ from __future__ import annotations
 
 from gemm.microkernels.dtypes import TileShape
 
+from .partials import column_partial
 from .program import ORIGIN_BATCH, Operand, Program
-from .write_back import Writer, _column_partial, _load, _load_scalar, _prepare, _prepare_output
+from .transfers import load_operand, load_scalar, prepare_operand, prepare_output
+from .writer import Writer
 
 
 def nothing(dst, count, k, column, row, batch, extra):
@@ -37,9 +39,9 @@ def source(panel: int, lanes: int, program: Program) -> tuple[str, dict[str, obj
     w.put(1, f"index = ramp({lanes}, I)")
     for i, operand in enumerate(program.operands):
         if i in w.used:
-            _prepare(w, i, operand, "0")
+            prepare_operand(w, i, operand, "0")
     for o, output in enumerate(program.outputs[1:], 1):
-        _prepare_output(w, o, output)
+        prepare_output(w, o, output)
     start = f"base // {per} + v * {lanes}"
     w.put(1, f"for base in range(0, count, {panel}):")
     w.put(2, f"for v in range({-(-panel // (lanes * per))}):")
@@ -50,16 +52,16 @@ def source(panel: int, lanes: int, program: Program) -> tuple[str, dict[str, obj
     w.put(4, f"room = {lanes}" if whole else f"room = min({lanes}, {panel} - v * {lanes})")
     for i, operand in enumerate(program.operands):
         if i in w.used and operand.kind == "row":
-            _load(w, 4, i, operand, f"p{i}", start)
+            load_operand(w, 4, i, operand, f"p{i}", start)
     w.put(4, "for i in range(k):")
     w.put(5, f"at = shift(dst, (base * k + i * {panel} + v * {per * lanes}) * {size})")
     _put_acc(w, lanes, size)
     for i, operand in enumerate(program.operands):
         p = f"shift(p{i}, (row + i) // {operand.group} * r{i})"
         if i in w.used and operand.kind == "column":
-            _load_scalar(w, 5, i, operand, p)
+            load_scalar(w, 5, i, operand, p)
         elif i in w.used and operand.kind == "tile":
-            _load(w, 5, i, operand, p, start)
+            load_operand(w, 5, i, operand, p, start)
         if i in w.used and operand.nibbles:
             _put_nibble(w, i, operand)
     w.put_nodes(5)
@@ -73,7 +75,7 @@ def source(panel: int, lanes: int, program: Program) -> tuple[str, dict[str, obj
         high = f"shift(at, {lanes * size})"
         w.put(5, f"store_lanes({high}, interleave_high(even, odd), {lanes})")
     for o, output in enumerate(program.outputs[1:], 1):
-        _column_partial(w, o, output, 5)
+        column_partial(w, o, output, 5)
     return "\n".join(w.lines) + "\n", w.scope
 
 

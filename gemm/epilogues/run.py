@@ -24,6 +24,7 @@ from .fitting import (
     same_view,
     uniform_step,
 )
+from .graph import Value
 from .job import Job, OperandTable
 from .program import (
     FLOAT,
@@ -36,7 +37,6 @@ from .program import (
     types_of,
 )
 from .sides import Side, operand_of, statistic
-from .tracing import Value
 
 IDENTITY = epilogue(lambda acc: acc)
 

@@ -1,4 +1,4 @@
-"""A program as the write-back of a team's kernel (gemm/team.py): a group's tile goes through it.
+"""A program as the write-back of a team's kernel (gemm/team): a group's tile goes through it.
 
 The tile reaches shared memory 128 bytes of every row at a time. Columns go to lanes, so that
 neighbouring lanes touch neighbouring elements of memory, and rows follow one another:
@@ -8,7 +8,7 @@ neighbouring lanes touch neighbouring elements of memory, and rows follow one an
                     +---+---+---+-         for each row h that this warp of lanes holds
                                              acc -> program -> stores, values of partials
 
-Partials keep the order of gemm/epilogues/write_back.py, and so its bits: along a row, 16 chains
+Partials keep the order of gemm/epilogues/partials.py, and so its bits: along a row, 16 chains
 by column number, in shared memory; lanes that feed the same chain take turns. Down a column, one
 chain in the order of the rows, which a lane walks after all of the group have left their values.
 """
@@ -20,22 +20,10 @@ from gemm.microkernels.cooperative import ROW, TeamTile
 from gemm.microkernels.dtypes import TileShape, uint8
 from gemm.microkernels.mathematics import keep_largest, make_log
 
+from .partials import CHAINS, COMBINE, identity, make_join, make_row_partial, partial_value
 from .program import Operand, Output, Program
-from .write_back import (
-    CHAINS,
-    COMBINE,
-    Writer,
-    _literal,
-    _load_scalar,
-    _partial_value,
-    _prepare,
-    _prepare_output,
-    _stored,
-    identity,
-    make_join,
-    make_row_partial,
-    put_origin,
-)
+from .transfers import load_scalar, prepare_operand, prepare_output, put_origin, stored
+from .writer import Writer, literal
 
 
 def room_for(program: Program, kind: str, rows: int) -> int:
@@ -85,7 +73,7 @@ def source(tile: TeamTile, program: Program) -> tuple[str, dict[str, object]]:
     w.put(1, f"before = column // {w.per}")
     for i, operand in enumerate(program.operands):
         if i in w.used:
-            _prepare(w, i, operand)
+            prepare_operand(w, i, operand)
     _prepare_outputs(w, tile)
     # Alone, a program takes all columns and rows; lanes share them.
     w.put(1, f"own = lane() - quotient(lane(), {across}) * {across}")
@@ -104,12 +92,12 @@ def source(tile: TeamTile, program: Program) -> tuple[str, dict[str, object]]:
     partials = [(o, x) for o, x in enumerate(program.outputs) if x.kind != "tile"]
     for o, output in partials:
         none = identity(output.combine, output.dtype)
-        text = _literal(none, w) if isinstance(none, float) else str(none)
+        text = literal(none, w) if isinstance(none, float) else str(none)
         w.put(4, f"k{o} = fill({'zero' if output.dtype.kind == 'f' else 'index'}, {text})")
     w.put(4, "if i < m and j < wide:")
     _elements(w, 5)
     for o, output in partials:
-        w.put(5, f"k{o} = {_partial_value(w, output)}")
+        w.put(5, f"k{o} = {partial_value(w, output)}")
     for o, output in partials:
         if output.kind == "row":
             _row_turns(w, o, output, across)
@@ -133,7 +121,7 @@ def source(tile: TeamTile, program: Program) -> tuple[str, dict[str, object]]:
 def _prepare_outputs(w: Writer, tile: TeamTile) -> None:
     state = below = 0
     for o, output in enumerate(w.program.outputs):
-        _prepare_output(w, o, output, False)
+        prepare_output(w, o, output, False)
         kind = w.name("D", output.dtype)
         if output.kind == "row":
             w.put(1, f"s{o} = recast(shift(state, {state}), {kind})")
@@ -161,7 +149,7 @@ def _elements(w: Writer, depth: int) -> None:
     w.put(depth, "sample = acc0" if program.acc.kind in "fc" else "sample = to_float(acc0, F)")
     for i, operand in enumerate(program.operands):
         if i in w.used and operand.kind == "column":
-            _load_scalar(w, depth, i, operand, f"shift(p{i}, i * r{i})")
+            load_scalar(w, depth, i, operand, f"shift(p{i}, i * r{i})")
         elif i in w.used and operand.kind == "tile":
             _load_one(w, depth, i, operand, f"shift(p{i}, i * r{i})", "j")
     w.put_nodes(depth)
@@ -170,7 +158,7 @@ def _elements(w: Writer, depth: int) -> None:
             step = str(output.dtype.size) if output.unit else f"qc{o}"
             for part, node in enumerate(output.nodes):
                 at = f"(j * {len(output.nodes)} + {part}) * {step}"
-                value = _stored(w, node, output.dtype)
+                value = stored(w, node, output.dtype)
                 w.put(depth, f"store_lanes(shift(q{o}, i * qr{o} + {at}), {value}, 1)")
 
 
@@ -218,7 +206,7 @@ def _column_chain(w: Writer, o: int, output: Output, rows: int) -> None:
     size = output.dtype.size
     w.scope[f"join{o}"] = COMBINE[output.combine]
     none = identity(output.combine, output.dtype)
-    text = _literal(none, w) if isinstance(none, float) else str(none)
+    text = literal(none, w) if isinstance(none, float) else str(none)
     nothing = f"fill({'zero' if output.dtype.kind == 'f' else 'index'}, {text})"
     start = f"quotient(row, {output.block})" if output.block else "0"
     first = f"row - {start} * {output.block}" if output.block else "row"

@@ -9,7 +9,7 @@ import numpy as np
 from gemm.microkernels.dtypes import DTYPES
 from gemm.microkernels.vocabulary import storage
 
-from .tracing import Value, as_node, node
+from .graph import Value, as_node, node
 
 COMBINE = ("add", "max", "max_abs", "log_sum_exp")
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gemm import targets, team, team_plans
+from gemm import targets, team
 from gemm.backends.cuda.compile import compile_ptx
 from gemm.backends.cuda.targets import TARGETS, target_of
 from gemm.epilogues import stock
@@ -24,6 +24,7 @@ from gemm.epilogues.program import Operand
 from gemm.epilogues.run import _output_types, _program
 from gemm.microkernels import dtypes as t
 from gemm.microkernels.vocabulary import storage
+from gemm.team import choice
 
 ASSEMBLED = ("sm_75", "sm_80", "sm_90a", "sm_100a")
 
@@ -41,7 +42,7 @@ def assembler() -> str | None:
 
 def plans():
     for name in ASSEMBLED:
-        space = team_plans.plan_space(TARGETS[name])
+        space = choice.plan_space(TARGETS[name])
         step = 1 if os.environ.get("GEMM_ALL_PLANS") else 5
         for plan in space[::step]:
             yield pytest.param(name, plan, id=f"{name} {plan.label}")
@@ -94,10 +95,10 @@ def program_plans():
             if facts.wide:
                 block, peers = ((64, 256), 1) if down else ((128, 256), 2)
                 block = (128, 128) if name == "loss" else block
-                plan = team_plans.wide_plan(facts, "bfloat16", bf16, bf16, t.float32, block,
+                plan = choice.wide_plan(facts, "bfloat16", bf16, bf16, t.float32, block,
                                             peers=peers, store="rows", program=program)  # fmt: skip
             else:
-                plan = team_plans.team_plan(
+                plan = choice.team_plan(
                     facts, "matrix", "bfloat16", bf16, bf16, t.float32, t.float32, ("k", "k"),
                     "async", (64, 64), (8, 8), 1, 1, 3, program=program,
                 )  # fmt: skip
@@ -114,7 +115,7 @@ def other_program_plans():
                             gamma=("row", f32))),
         ("gate", program_of(stock.swiglu, f32, f32)),
     ):  # fmt: skip
-        plan = team_plans.ring_plan(hopper, "lanes", f32, f32, ("rows", "rows"), (128, 64), (8, 8),
+        plan = choice.ring_plan(hopper, "lanes", f32, f32, ("rows", "rows"), (128, 64), (8, 8),
                                     2, 1, program=program)  # fmt: skip
         yield pytest.param("sm_90a", plan, id=f"sm_90a float32 {name}")
     for target, a, acc, program in (
@@ -123,9 +124,9 @@ def other_program_plans():
         ("sm_90a", i8, i32, program_of(stock.quantise("int8"), i32, i32, scale=("number", f32))),
         ("sm_80", c64, c64, program_of(stock.alpha_beta, c64, c64, c=("tile", c64))),
     ):
-        tile, lane = team_plans.lanes_shape(acc)
+        tile, lane = choice.lanes_shape(acc)
         near = ("k", "rows")
-        plan = team_plans.team_plan(TARGETS[target], "lanes", "", a, a, acc, acc, near, "held",
+        plan = choice.team_plan(TARGETS[target], "lanes", "", a, a, acc, acc, near, "held",
                                     tile, lane, near=near, program=program)  # fmt: skip
         yield pytest.param(target, plan, id=f"{target} program on {a}")
 
@@ -157,7 +158,7 @@ def test_a_program_rounds_every_step():
     """No product and sum of a program is fused, which would give other bits than the CPU's."""
     bf16 = t.bfloat16
     program = program_of(stock.residual, t.float32, bf16, residual=("tile", bf16))
-    plan = team_plans.wide_plan(TARGETS["sm_90a"], "bfloat16", bf16, bf16, t.float32,
+    plan = choice.wide_plan(TARGETS["sm_90a"], "bfloat16", bf16, bf16, t.float32,
                                 store="rows", program=program)  # fmt: skip
     text = text_of("sm_90a", plan)
     assert "add.rn.f32" in text and not re.search(r"\b(add|mul)\.f32|fma", text)
@@ -172,7 +173,7 @@ def test_the_identity_is_no_program():
 
 def one(name: str, **wanted):
     """The first plan of a target's space whose tile has these attributes."""
-    for plan in team_plans.plan_space(TARGETS[name]):
+    for plan in choice.plan_space(TARGETS[name]):
         if isinstance(plan, team.TeamPlan):
             seen = {"unit": plan.tile.unit, "kind": plan.tile.kind, "route": plan.tile.a.route}
             if all(seen[k] == v for k, v in wanted.items()):

@@ -11,12 +11,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from gemm import team, team_plans
+from gemm import team
 from gemm.backends.cuda.targets import TARGETS
 from gemm.microkernels import dtypes as t
 from gemm.microkernels.cooperative import Box, Gate, Grid, _round19
 from gemm.microkernels.fused import fused_multiply_add
 from gemm.microkernels.vocabulary import Pointer, storage
+from gemm.team import choice
 
 HOPPER, AMPERE = TARGETS["sm_90a"], TARGETS["sm_80"]
 
@@ -103,7 +104,7 @@ def run_ring(plan, m, n, k, workers, batch=1):
 @pytest.mark.parametrize("peers", [1, 2])
 def test_wide_ring(peers):
     along = ("rows", "rows") if peers == 1 else ("k", "rows")
-    plan = team_plans.wide_plan(
+    plan = choice.wide_plan(
         HOPPER, "bfloat16", t.bfloat16, t.bfloat16, t.bfloat16, (128, 128), along, peers
     )
     # Rows of A come in boxes of 64, columns of B in 64 for each peer.
@@ -112,12 +113,12 @@ def test_wide_ring(peers):
 
 def test_promoted_and_scaled():
     f8 = t.float8_e4m3fn
-    plan = team_plans.wide_plan(HOPPER, f8.name, f8, f8, t.float32, (64, 64), chain=2, scaled=True)
+    plan = choice.wide_plan(HOPPER, f8.name, f8, f8, t.float32, (64, 64), chain=2, scaled=True)
     run_ring(shrunk(plan, 8, 32, 3), 5, 40, 600, 1)
 
 
 def test_batched_rows_of_bytes():
-    plan = team_plans.wide_plan(
+    plan = choice.wide_plan(
         HOPPER, "int8", t.int8, t.int8, t.int32, (64, 64), store="rows", batched=True
     )
     run_ring(shrunk(plan, 8, 16), 20, 3, 300, 3, batch=2)
@@ -125,15 +126,13 @@ def test_batched_rows_of_bytes():
 
 @pytest.mark.parametrize("along", [("k", "rows"), ("rows", "k")])
 def test_lanes_ring(along):
-    plan = team_plans.ring_plan(
-        HOPPER, "lanes", t.float32, t.float32, along, (128, 64), (8, 8), 1, 2
-    )
+    plan = choice.ring_plan(HOPPER, "lanes", t.float32, t.float32, along, (128, 64), (8, 8), 1, 2)
     run_ring(shrunk(plan, 16, 8), 40, 30, 70, 2)
 
 
 @pytest.mark.parametrize("along", [("k", "rows"), ("rows", "k")])
 def test_float64_ring(along):
-    plan = team_plans.ring_plan(
+    plan = choice.ring_plan(
         HOPPER, "matrix", t.float64, t.float64, along, (64, 64), (8, 8), 1, 1, "rows"
     )
     run_ring(shrunk(plan, 16, 16), 40, 20, 35, 1)
@@ -165,8 +164,8 @@ def test_team(dtype, route):
     acc = t.DTYPES[dtype.compute]
     if route == "async" and dtype != acc:
         pytest.skip("sixteen bytes at a time move without widening: route 'async' is acc's own")
-    tile, lane = team_plans.lanes_shape(acc)
-    plan = team_plans.team_plan(
+    tile, lane = choice.lanes_shape(acc)
+    plan = choice.team_plan(
         AMPERE, "lanes", "", dtype, dtype, dtype, acc, ("k", "k"), route, tile, lane, stages=3
     )
     plan = shrunk(plan, 16, 16, 3)
@@ -190,7 +189,7 @@ def test_team(dtype, route):
 
 @pytest.mark.parametrize("parts", [1, 2])
 def test_pack(parts):
-    plan = team_plans.pack_plan(t.float32, "rows", None, parts)
+    plan = choice.pack_plan(t.float32, "rows", None, parts)
     rows, depth = 70, 40
     x = random(t.float32, (depth, rows), 6)
     line = 64

@@ -119,7 +119,32 @@ def kernel_sources() -> list[Path]:
 
     package = FOLDERS["gemm"]
     files = [package / name for name in KERNEL_SOURCES] + [package / "plan.py"]
-    return [*files, *package.glob("team*.py"), *FOLDERS["gemm.microkernels"].glob("*.py")]
+    return [*files, *package.glob("team/*.py"), *FOLDERS["gemm.microkernels"].glob("*.py")]
+
+
+def needed_by(*roots: str) -> set[str]:
+    """Files of gemm/ that these import, directly or not; backends and microkernels apart."""
+    package, found, waiting = FOLDERS["gemm"], set(), [*roots]
+    while waiting:
+        name = waiting.pop()
+        if name in found:
+            continue
+        found.add(name)
+        module = ".".join(["gemm", *Path(name).with_suffix("").parts])
+        for other in imports((package / name).read_text(), module):
+            file = "/".join(other.split(".")[1:]) + ".py"
+            if package_of(other) == "gemm" and (package / file).is_file():
+                waiting.append(file)
+    return found
+
+
+def test_the_digest_of_kernels_covers_what_they_are_made_of():
+    from gemm.backends.cpu.kernels import KERNEL_SOURCES
+    from gemm.backends.cuda.kernels import SOURCES
+
+    assert "epilogues/writer.py" in needed_by("kernels.py")
+    assert needed_by("kernels.py", "convolution/specs.py") == set(KERNEL_SOURCES)
+    assert needed_by("team/__init__.py", "team/choice.py") == set(SOURCES)
 
 
 def named_targets(source: str) -> list[str]:

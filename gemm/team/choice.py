@@ -16,7 +16,8 @@ from dataclasses import replace
 from gemm.microkernels.cooperative import StageShape, TeamTile
 from gemm.microkernels.dtypes import DType, float32, int32
 
-from .team import PackPlan, TeamPlan
+from .packing import PackPlan
+from .plan import TeamPlan
 
 GATE_ROOM = 256
 

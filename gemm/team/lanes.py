@@ -1,0 +1,120 @@
+"""The product in which every lane fetches the next stage before it computes the current one."""
+
+from __future__ import annotations
+
+from gemm.microkernels.cooperative import (
+    group,
+    panel_begin,
+    panel_end,
+    panels_commit,
+    panels_wait,
+    quotient,
+    team_accumulate,
+    team_memory,
+    team_sync,
+    team_zeros,
+    worker,
+    workers,
+)
+from gemm.microkernels.dtypes import uint8
+from gemm.microkernels.vocabulary import shift
+
+from .leave import make_leave
+from .plan import TeamPlan
+from .walk import batch_offsets, make_locate, make_walk
+
+
+def make_team_kernel(plan: TeamPlan):
+    """The product in which every lane fills and drains; operands are pointers with strides."""
+    TILE, STAGES = plan.tile, plan.stages
+    A, B = TILE.a, TILE.b
+    BM, BN, BK = plan.block
+    DOWN = plan.down
+    STAGE_BYTES, A_BYTES = plan.stage_bytes, A.bytes
+    ROOM_BYTES, PENDING = plan.room_bytes, plan.stages - 2
+    STEPS = TILE.steps
+    A_ROW, B_ROW, ROWS, COLUMNS = A.row_bytes, B.row_bytes, TILE.rows, TILE.columns
+    PARTIALS = plan.partials_start
+    PARTIAL_BYTES = plan.partial_bytes()
+    locate = make_locate(plan.band)
+    visits, place = make_walk(plan)
+    leave_tile = make_leave(plan)
+
+    def kernel(a, b, c, extra, dims, m, n, k, ars, acs, brs, bcs, crs, rows, columns, spans,
+               walk_down, walk_across):  # fmt: skip
+        """c = a @ b over a batch; a (m x k), b (k x n), c (m x n) with adjacent columns.
+
+        ?rs, ?cs: row and column steps in bytes; dims: the batch, see `batch_offsets`; rows,
+        columns: extent of c in spans of walk_down x walk_across blocks (`make_walk`); spans: rows
+        * columns * batch; extra: the program's table.
+        """
+        memory = team_memory(uint8)
+        partials = shift(memory, PARTIALS + group() * PARTIAL_BYTES)
+        across = quotient(group(), DOWN)
+        down = group() - across * DOWN
+        a_at = down * ROWS * A_ROW
+        b_at = A_BYTES + across * COLUMNS * B_ROW
+        room = shift(memory, group() * ROOM_BYTES)
+        steps = (k + BK - 1) // BK
+        for span in range(worker(), spans, workers()):
+            matrix = quotient(span, rows * columns)
+            i, j = locate(span - matrix * rows * columns, rows, columns)
+            for visit in range(visits(walk_down, walk_across)):
+                block_row, block_column = place(i, j, visit, walk_down, walk_across)
+                row = block_row * BM
+                column = block_column * BN
+                at_a, at_b, at_c = batch_offsets(dims, matrix)
+                source_a = shift(a, at_a + row * ars)
+                source_b = shift(b, at_b + column * bcs)
+                for s in range(STAGES - 1):
+                    slot = shift(memory, s * STAGE_BYTES)
+                    left = k - s * BK
+                    held_a = panel_begin(
+                        A, slot, shift(source_a, s * BK * acs), ars, acs, m - row, left
+                    )
+                    to_b = shift(slot, A_BYTES)
+                    held_b = panel_begin(
+                        B, to_b, shift(source_b, s * BK * brs), bcs, brs, n - column, left
+                    )
+                    panel_end(A, slot, held_a)
+                    panel_end(B, to_b, held_b)
+                    panels_commit()
+                stage = 0
+                ahead = STAGES - 1
+                t = team_zeros(TILE)
+                for step in range(steps):
+                    panels_wait(PENDING)
+                    team_sync()
+                    first = (step + STAGES - 1) * BK
+                    to_a = shift(memory, ahead * STAGE_BYTES)
+                    to_b = shift(to_a, A_BYTES)
+                    held_a = panel_begin(
+                        A, to_a, shift(source_a, first * acs), ars, acs, m - row, k - first
+                    )
+                    held_b = panel_begin(
+                        B, to_b, shift(source_b, first * brs), bcs, brs, n - column, k - first
+                    )
+                    panels_commit()
+                    slot = shift(memory, stage * STAGE_BYTES)
+                    for part in range(STEPS):
+                        t = team_accumulate(
+                            TILE, t, shift(slot, a_at), shift(slot, b_at), part, True
+                        )
+                    panel_end(A, to_a, held_a)
+                    panel_end(B, to_b, held_b)
+                    stage += 1
+                    if stage == STAGES:
+                        stage = 0
+                    ahead += 1
+                    if ahead == STAGES:
+                        ahead = 0
+                panels_wait(0)
+                team_sync()
+                row += down * ROWS
+                column += across * COLUMNS
+                leave_tile(t, c, shift(c, at_c), room, partials, m, n, row, column, 0, 0, matrix,
+                           crs, extra)  # fmt: skip
+                team_sync()
+
+    kernel.label = plan.label  # type: ignore[attr-defined]
+    return kernel
