@@ -26,6 +26,7 @@ from .threads import checked, get_num_threads
 
 __all__ = [
     "accumulator",
+    "again",
     "check_level",
     "default_level",
     "door",
@@ -235,6 +236,12 @@ def plain(x1, x2, out):
 
 def door(x1, x2, out):
     """The fast path for plain arrays; None when it does not apply."""
+    return None
+
+
+def again(x1, x2, out, keywords):
+    """The result of a product with an epilogue like one before (epilogues/repeat.py); None when
+    there was none."""
     return None
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import os
 import struct
+import sys
 import threading
 from typing import Any
 
@@ -94,6 +95,21 @@ def address_function():
     return _address
 
 
+_CONTENT = bytes.__basicsize__ - 1  # the last declared byte of a bytes object is its first own
+
+
+def _content_of(held: bytes) -> int:
+    return id(held) + _CONTENT
+
+
+def _pointed_to(held: bytes) -> int:
+    return ctypes.cast(ctypes.c_char_p(held), ctypes.c_void_p).value or 0
+
+
+# Where a bytes object keeps its content: only while the object is held.
+content = _content_of if sys.implementation.name == "cpython" else _pointed_to
+
+
 def batches(shape, *strides) -> tuple[int, tuple[tuple[int, ...], ...]]:
     """(number of matrices, rows (extent, steps...) innermost first), merged where they can be."""
     if not shape:
@@ -114,7 +130,7 @@ def batches(shape, *strides) -> tuple[int, tuple[tuple[int, ...], ...]]:
     return total, tuple(rows)
 
 
-_table = struct.Struct("=27q")
+_addresses, _fixed, _one = (struct.Struct(f"={count}q") for count in (4, 22, 1))
 _ONE_MATRIX = np.array([[1, 0, 0, 0]], np.int64)
 
 
@@ -162,19 +178,17 @@ class Arranged:
         if n == 1:
             # The step between columns of a single one says nothing: call it adjacent.
             bcs, cs = b.itemsize, out.itemsize
-        self.at_dims = address(self.dims)
         self.integers = (m, n, k, ars, acs, brs, bcs, rs, cs, ready.home_rs, *ready.fixed, batch)
+        # The table of arguments between the addresses of arrays and that of the epilogue's table.
+        self.middle = _fixed.pack(*self.integers, address(self.dims), *plan.team)
 
     def run(self, a: int, b: int, out: int, extra: int = 0) -> None:
         """The kernel on these addresses; extra: of an epilogue's table."""
-        ready, table = self.ready, bytearray(_table.size)
+        ready = self.ready
         space = take_space(ready.space)
         try:
-            _table.pack_into(
-                table, 0, a, b, out, space[1], *self.integers, self.at_dims, *self.plan.team, extra
-            )  # fmt: skip
-            held = ctypes.c_char.from_buffer(table)
-            arguments = ctypes.addressof(held)
+            table = _addresses.pack(a, b, out, space[1]) + self.middle + _one.pack(extra)
+            arguments = content(table)
             if ready.team is None:
                 ready.entry(arguments, 0)
             else:

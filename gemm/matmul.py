@@ -50,6 +50,10 @@ def matmul(x1: Any, x2: Any, /, out: Any = None, **keywords: Any) -> Any:
         result = engine.plain(x1, x2, out)
         if result is not None:
             return result
+    elif "epilogue" in keywords:
+        result = engine.again(x1, x2, out, keywords)
+        if result is not None:
+            return result
     place = keywords.pop("device", None)
     if place is not None or type(x1) is not np.ndarray or type(x2) is not np.ndarray:
         backend = devices.backend_of(x1) or devices.backend_of(x2)

@@ -43,10 +43,11 @@ def accumulator(a: DType, out: DType, named: np.dtype | None = None) -> DType:
 
 
 if os.name == "posix":
+    _encoded = functools.cache(os.fsencode)
 
     def environment(name: str) -> str | None:
         """os.environ.get without its encoding rounds, which cost a microsecond a call."""
-        value = os.environ._data.get(os.fsencode(name))  # type: ignore[attr-defined]
+        value = os.environ._data.get(_encoded(name))  # type: ignore[attr-defined]
         return None if value is None else os.fsdecode(value)
 
 else:

@@ -7,7 +7,6 @@ which says in the table where it starts in the whole (gemm/slices.py).
 
 from __future__ import annotations
 
-import ctypes
 import math
 import struct
 from typing import Any
@@ -160,9 +159,8 @@ class Job:
     def start(self, arranged, a, b, home, slots: list[int]) -> None:
         """The kernel on these arrays and slots."""
         address = execution.address_function()
-        raw = bytearray(self.pack(*slots))
-        extra = ctypes.c_char.from_buffer(raw)
-        arranged.run(address(a), address(b), address(home), ctypes.addressof(extra))
+        table = self.pack(*slots)
+        arranged.run(address(a), address(b), address(home), execution.content(table))
 
     def planned(self, a, b, home, scratch: bool):
         """(plan, number of matrices, their steps) of a part of the product."""

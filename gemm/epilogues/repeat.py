@@ -6,11 +6,12 @@ nothing had to be copied or converted for it. A call whose arrays overlap goes t
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import numpy as np
 
-from gemm import targets, threads
+from gemm import engine, execution, targets, threads
 
 from .contract import Bound
 from .job import Job, bits
@@ -20,9 +21,21 @@ LARGEST = 1 << 31
 known: dict[Any, Repeated] = {}
 
 
+def again(x1: Any, x2: Any, out: Any, keywords: dict[str, Any]) -> Any:
+    """The result of a call like one before, or None."""
+    key = key_of(x1, x2, out, keywords)
+    if key is None:
+        return None
+    try:
+        found = known.get(key)
+    except TypeError:  # an option that is no key
+        return None
+    return None if found is None else found.again(x1, x2, out, keywords["epilogue"].operands)
+
+
 def key_of(x1: Any, x2: Any, out: Any, keywords: dict[str, Any]) -> Any:
     """What a plan of this call depends on, or None for a call that is not plain."""
-    bound = keywords.get("epilogue")
+    bound = keywords["epilogue"] if "epilogue" in keywords else None
     if type(bound) is not Bound or type(x1) is not np.ndarray or type(x2) is not np.ndarray:
         return None
     key = [bound.epilogue, x1.shape, x1.strides, x1.dtype, x2.shape, x2.strides, x2.dtype,
@@ -42,12 +55,7 @@ def key_of(x1: Any, x2: Any, out: Any, keywords: dict[str, Any]) -> Any:
             key += (name, x.shape, x.strides, x.dtype, x.flags.writeable)
     if len(keywords) > 1:
         key += [item for item in keywords.items() if item[0] != "epilogue"]
-    found = tuple(key)
-    try:
-        hash(found)
-    except TypeError:
-        return None
-    return found
+    return tuple(key)
 
 
 def remember(key: Any, bound: Bound, job: Job, home: np.ndarray, written) -> None:
@@ -56,21 +64,24 @@ def remember(key: Any, bound: Bound, job: Job, home: np.ndarray, written) -> Non
         return
     if len(known) >= KEPT:
         known.clear()
-    known[key] = Repeated(bound, job, home, written)
+    with contextlib.suppress(TypeError):  # as in `again`
+        known[key] = Repeated(bound, job, home, written)
+    engine.again = again
 
 
 class Repeated:
     """A job with the outputs it makes."""
 
     def __init__(self, bound: Bound, job: Job, home: np.ndarray, written: dict[str, np.ndarray]):
-        self.job = job
+        self.job, self.run, self.address = job, job.whole.run, execution.address_function()
         self.outputs = [(name, x.shape, x.dtype) for name, x in written.items()]
         self.first = self.outputs[0][0]
         self.resident = home is written[self.first]
         # Of a stand-in only the address is used, and that of a product that never rests there.
         self.home = None if self.resident else home
-        self.template = job.template
-        self.operands = [key for _, (_, key), _ in job.addresses]
+        self.inputs = [(slot, key) for slot, (_, key), _ in job.addresses if type(key) is str]
+        self.targets = [(slot, key[1]) for slot, (_, key), _ in job.addresses
+                        if type(key) is not str]  # fmt: skip
         self.numbers = [(slot, key, dtype, dtype.kind == "i") for slot, (_, key), dtype in
                         job.numbers]  # fmt: skip
         self.arrays = [key for key, x in bound.operands.items() if type(x) is np.ndarray]
@@ -78,8 +89,8 @@ class Repeated:
     def again(self, a: np.ndarray, b: np.ndarray, out: Any, operands: dict[str, Any]) -> Any:
         """The results of a call with this key; None where its arrays overlap, or a number does
         not fit: then nothing was done."""
-        job = self.job
-        slots = self.template.copy()
+        job, address = self.job, self.address
+        slots = job.template.copy()
         for slot, key, dtype, whole in self.numbers:
             x = operands[key]
             if whole and type(x) is not np.ndarray and not -LARGEST <= x < LARGEST:
@@ -92,11 +103,16 @@ class Repeated:
         }
         if given and self._overlap(a, b, given, operands):
             return None
-        arrays = [operands[key] if type(key) is str else results[key[1]] for key in self.operands]
+        for slot, key in self.inputs:
+            slots[slot] = address(operands[key])
+        for slot, key in self.targets:
+            slots[slot] = address(results[key])
         states = job.new_states()
+        for (slot, _, _), state in zip(job.states, states, strict=True):
+            slots[slot] = address(state)
         home = results[self.first] if self.home is None else self.home
-        job.point(slots, arrays, states)
-        job.start(job.whole, a, b, home, slots)
+        table = job.pack(*slots)
+        self.run(address(a), address(b), address(home), execution.content(table))
         return results if len(results) > 1 else results[self.first]
 
     def _overlap(self, a, b, given: dict[str, np.ndarray], operands: dict[str, Any]) -> bool:

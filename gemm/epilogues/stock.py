@@ -14,12 +14,23 @@ from typing import Any
 
 import numpy as np
 
+from .activations import gelu_of, gelu_tanh_of, silu_of
+from .backward import (
+    bias_gradient,
+    gelu_backward,
+    gelu_tanh_backward,
+    relu_backward,
+    residual_rmsnorm_backward,
+    sigmoid_backward,
+    silu_backward,
+    swiglu_backward,
+    tanh_backward,
+)
 from .contract import Epilogue, Packed, epilogue
 from .words import (
     as_type,
     column_index,
     nearest,
-    per_column,
     per_row,
     select,
     sigmoid,
@@ -27,10 +38,44 @@ from .words import (
     uniform,
 )
 
-SQRT_HALF = 0.7071067811865476
-SQRT_2_OVER_PI = 0.7978845608028654
-GELU_CUBE = 0.044715
-TWO_OVER_SQRT_TAU = 0.3989422804014327  # 1 / sqrt(2 pi)
+__all__ = [
+    "alpha_beta",
+    "bias",
+    "bias_gradient",
+    "clamp",
+    "cross_entropy",
+    "dequantised",
+    "dropout",
+    "gain_and_square",
+    "geglu",
+    "gelu",
+    "gelu_backward",
+    "gelu_tanh",
+    "gelu_tanh_backward",
+    "interleaved",
+    "layernorm",
+    "leaky_relu",
+    "logistic",
+    "quantise",
+    "relu",
+    "relu_backward",
+    "residual",
+    "residual_rmsnorm",
+    "residual_rmsnorm_backward",
+    "rmsnorm",
+    "rmsnorm_of_square",
+    "rope",
+    "rope_saving",
+    "scale",
+    "sigmoid_backward",
+    "silu",
+    "silu_backward",
+    "swiglu",
+    "swiglu_backward",
+    "swiglu_saving",
+    "tanh",
+    "tanh_backward",
+]
 
 
 # -- linear --------------------------------------------------------------------------------------
@@ -73,34 +118,6 @@ def clamp(acc, low, high):
 # -- activations ---------------------------------------------------------------------------------
 
 
-def _gelu(x):
-    return 0.5 * x * (1.0 + math.erf(x * SQRT_HALF))
-
-
-def _gelu_tanh(x):
-    return 0.5 * x * (1.0 + math.tanh(SQRT_2_OVER_PI * (x + GELU_CUBE * x * x * x)))
-
-
-def _silu(x):
-    return x * sigmoid(x)
-
-
-def _gelu_slope(x):
-    density = TWO_OVER_SQRT_TAU * math.exp(-0.5 * x * x)
-    return 0.5 * (1.0 + math.erf(x * SQRT_HALF)) + x * density
-
-
-def _gelu_tanh_slope(x):
-    t = math.tanh(SQRT_2_OVER_PI * (x + GELU_CUBE * x * x * x))
-    inner = SQRT_2_OVER_PI * (1.0 + 3.0 * GELU_CUBE * x * x)
-    return 0.5 * (1.0 + t) + 0.5 * x * (1.0 - t * t) * inner
-
-
-def _silu_slope(x):
-    s = sigmoid(x)
-    return s + x * s * (1.0 - s)
-
-
 @epilogue
 def relu(acc, bias=None):
     """max(acc + bias, 0)."""
@@ -117,19 +134,19 @@ def leaky_relu(acc, slope=0.01, bias=None):
 @epilogue
 def gelu(acc, bias=None):
     """x Phi(x) by erf, x = acc + bias."""
-    return _gelu(acc if bias is None else acc + bias)
+    return gelu_of(acc if bias is None else acc + bias)
 
 
 @epilogue
 def gelu_tanh(acc, bias=None):
     """GELU in its tanh form, x = acc + bias."""
-    return _gelu_tanh(acc if bias is None else acc + bias)
+    return gelu_tanh_of(acc if bias is None else acc + bias)
 
 
 @epilogue
 def silu(acc, bias=None):
     """x sigmoid(x), x = acc + bias."""
-    return _silu(acc if bias is None else acc + bias)
+    return silu_of(acc if bias is None else acc + bias)
 
 
 @epilogue
@@ -218,7 +235,7 @@ def quantise(dtype: str = "int8", rounding: str = "nearest") -> Epilogue:
 @epilogue
 def swiglu(acc_even, acc_odd):
     """silu(gate) * up of pairs (gate, up): (M, N) -> (M, N / 2)."""
-    return _silu(acc_even) * acc_odd
+    return silu_of(acc_even) * acc_odd
 
 
 @epilogue
@@ -228,13 +245,13 @@ def swiglu_saving(acc_even, acc_odd, r=None):
     r (M, 1): the scale of a deferred RMSNorm, applied to both first.
     """
     gate, up = (acc_even, acc_odd) if r is None else (acc_even * r, acc_odd * r)
-    return {"out": _silu(gate) * up, "pairs": (gate, up)}
+    return {"out": silu_of(gate) * up, "pairs": (gate, up)}
 
 
 @epilogue
 def geglu(acc_even, acc_odd):
     """gelu(gate) * up of pairs (gate, up): (M, N) -> (M, N / 2)."""
-    return _gelu(acc_even) * acc_odd
+    return gelu_of(acc_even) * acc_odd
 
 
 def _turned(x, y, cos, sin, pairs):
@@ -304,94 +321,6 @@ def cross_entropy(block: int = 128) -> Epilogue:
                 "target": per_row(chosen, "add", None)}  # fmt: skip
 
     return epilogue(partial_cross_entropy)
-
-
-# -- backward --------------------------------------------------------------------------------------
-
-
-@epilogue
-def relu_backward(acc, x):
-    """acc where the pre-activation x > 0, else 0."""
-    return select(x > 0.0, acc, 0.0)
-
-
-@epilogue
-def gelu_backward(acc, x):
-    """acc * gelu'(x), and 'activation' = gelu(x) computed again for the weight gradient."""
-    return {"out": acc * _gelu_slope(x), "activation": _gelu(x)}
-
-
-@epilogue
-def gelu_tanh_backward(acc, x):
-    """acc * gelu_tanh'(x), and 'activation' = gelu_tanh(x)."""
-    return {"out": acc * _gelu_tanh_slope(x), "activation": _gelu_tanh(x)}
-
-
-@epilogue
-def silu_backward(acc, x):
-    """acc * silu'(x), and 'activation' = silu(x)."""
-    return {"out": acc * _silu_slope(x), "activation": _silu(x)}
-
-
-@epilogue
-def tanh_backward(acc, x):
-    """acc * (1 - tanh(x)^2), and 'activation' = tanh(x)."""
-    t = math.tanh(x)
-    return {"out": acc * (1.0 - t * t), "activation": t}
-
-
-@epilogue
-def sigmoid_backward(acc, x):
-    """acc * s (1 - s), and 'activation' = s = sigmoid(x)."""
-    s = sigmoid(x)
-    return {"out": acc * s * (1.0 - s), "activation": s}
-
-
-@functools.cache
-def swiglu_backward(block: int = 128) -> Epilogue:
-    """acc = gradient of silu(G) U; z (M, 2 N): saved pairs (G, U).
-
-    out: pairs (dG, dU), (M, 2 N); 'activation': silu(G) U computed again; 'inner': partial means
-    of G dG + U dU, the statistic of the RMSNorm before.
-    """
-
-    def partial_swiglu_bwd(acc, z):
-        gate, up = z
-        s = sigmoid(gate)
-        silu = gate * s
-        d_up = acc * silu
-        d_gate = acc * up * (s + silu * (1.0 - s))
-        inner = per_row((gate * d_gate + up * d_up) * (1.0 / block), "add", block)
-        return {"out": (d_gate, d_up), "activation": silu * up, "inner": inner}
-
-    return epilogue(partial_swiglu_bwd)
-
-
-@functools.cache
-def residual_rmsnorm_backward(block: int = 128) -> Epilogue:
-    """Backward of RMSNorm and residual on the product that makes the gradient of h * gamma * r.
-
-    x: the norm's input; r (M, 1): its rsqrt; s (M, 1): the mean of (d x-hat)(x-hat), made one
-    product earlier; gamma (N,); out: gradient (residual stream) + (acc gamma - x-hat s) r;
-    'normed': x-hat gamma, for the weight gradient; 'd_gamma': column sums of acc x-hat.
-    """
-
-    def residual_partial_rmsnorm_bwd(acc, gradient, x, r, s, gamma):
-        hat = x * r
-        return {"out": gradient + (acc * gamma - hat * s) * r, "normed": hat * gamma,
-                "d_gamma": per_column(acc * hat, "add", block)}  # fmt: skip
-
-    return epilogue(residual_partial_rmsnorm_bwd)
-
-
-@functools.cache
-def bias_gradient(block: int | None = None) -> Epilogue:
-    """out: acc; 'd_bias': its column sums by blocks of rows (None: all rows)."""
-
-    def with_bias_gradient(acc):
-        return {"out": acc, "d_bias": per_column(acc, "add", block)}
-
-    return epilogue(with_bias_gradient)
 
 
 # -- packing programs ------------------------------------------------------------------------------
