@@ -1,11 +1,13 @@
 """``python -m gemm.perf.fusion``: a fused product against the same product and separate passes.
 
-Each pattern is timed three ways, alternately and in one process: the bare product, the product
-followed by NumPy's passes (in place where NumPy can), and the fused product. Beside the
-measured ratio stands the bound: separate passes that move b bytes for each output element cost at
-least the fraction b * (P / BW) / (2 K) of the product, P and BW measured here (the rate of the
-bare product, the bandwidth of a copy that fits no cache). `reached`: the time saved as a share of
-that.
+Each pattern is timed alternately and in one process: the bare product, the product followed by
+NumPy's passes (in place where NumPy can), the fused product; with --torch also the product
+followed by PyTorch's operators, and PyTorch alone, its product included. Beside the measured ratio
+stands the bound: separate passes that move b bytes for each output element cost at least the
+fraction b * (P / BW) / (2 K) of the product, P and BW measured here (the rate of the bare product,
+the bandwidth of a copy that fits no cache). `reached`: the time saved as a share of that.
+
+Times are medians, ratios the medians of those of each round.
 
 Rule: saved >= 80 % of the bound wherever the bound is at least 5 % of the product.
 """
@@ -18,6 +20,7 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -25,81 +28,17 @@ import numpy as np
 import gemm
 from gemm.epilogues import stock
 
+from .alternate import POOL_SETTLES
+from .fusion_patterns import PATTERNS, Pattern, normal, silu
+
 ENOUGH = 0.8
 SMALLEST_BOUND = 0.05
 
 
 @dataclass(frozen=True)
-class Pattern:
-    """passes(d, operands): the separate operators on the product d; program: the fused one;
-    moved: bytes that the separate operators move for each output element, in elements."""
-
-    name: str
-    program: Callable[[dict[str, Any]], Any]
-    passes: Callable[[Any, dict[str, Any]], Any]
-    operands: Callable[[int, int, np.dtype], dict[str, Any]]
-    moved: float
-
-
-def _normal(*shape: int, dtype: Any) -> Any:
-    return np.random.default_rng(1).standard_normal(shape, np.float32).astype(dtype)
-
-
-def _residual_norm(d: Any, o: dict[str, Any]) -> Any:
-    d += o["residual"]
-    square = np.einsum("mn,mn->m", d, d)
-    return d, square, d * o["gamma"]
-
-
-def _silu(x: Any) -> Any:
-    with np.errstate(over="ignore"):
-        return x / (1 + np.exp(-x))
-
-
-def _gate(d: Any, o: dict[str, Any]) -> Any:
-    return _silu(d[:, ::2]) * d[:, 1::2]
-
-
-def _gate_backward(d: Any, o: dict[str, Any]) -> Any:
-    gate, up = o["z"][:, ::2], o["z"][:, 1::2]
-    with np.errstate(over="ignore"):
-        s = 1 / (1 + np.exp(-gate))
-    dz = np.empty_like(o["z"])
-    np.multiply(d, gate * s, out=dz[:, 1::2])
-    np.multiply(d, up * (s + gate * s * (1 - s)), out=dz[:, ::2])
-    return dz, gate * s * up, np.einsum("mn,mn->m", o["z"], dz)
-
-
-def _norm_backward(d: Any, o: dict[str, Any]) -> Any:
-    hat = o["x"] * o["r"]
-    d_gamma = np.einsum("mn,mn->n", d, hat)
-    d *= o["gamma"]
-    d -= hat * o["s"]
-    d *= o["r"]
-    d += o["gradient"]
-    return d, hat * o["gamma"], d_gamma
-
-
-PATTERNS = (
-    Pattern("bias", lambda o: stock.bias(**o), lambda d, o: np.add(d, o["bias"], out=d),
-            lambda m, n, t: {"bias": _normal(n, dtype=t)}, 2),
-    Pattern("bias relu", lambda o: stock.relu(**o),
-            lambda d, o: np.maximum(np.add(d, o["bias"], out=d), 0, out=d),
-            lambda m, n, t: {"bias": _normal(n, dtype=t)}, 4),
-    Pattern("residual rmsnorm", lambda o: stock.residual_rmsnorm()(**o), _residual_norm,
-            lambda m, n, t: {"residual": _normal(m, n, dtype=t), "gamma": _normal(n, dtype=t)}, 6),
-    Pattern("swiglu", lambda o: stock.swiglu(), _gate, lambda m, n, t: {}, 4.5),
-    Pattern("swiglu backward", lambda o: stock.swiglu_backward()(**o), _gate_backward,
-            lambda m, n, t: {"z": _normal(m, 2 * n, dtype=t)}, 22),
-    Pattern("rmsnorm backward", lambda o: stock.residual_rmsnorm_backward()(**o), _norm_backward,
-            lambda m, n, t: {key: _normal(m, n, dtype=t) for key in ("gradient", "x")}
-            | {key: _normal(m, 1, dtype=t) for key in "rs"} | {"gamma": _normal(n, dtype=t)}, 19),
-)  # fmt: skip
-
-
-@dataclass(frozen=True)
 class Row:
-    """One pattern at one size; seconds are the quickest of all samples."""
+    """One pattern at one size: medians of seconds, and of what each round gives: ratio of
+    separate passes to fused, part of the product that was saved."""
 
     pattern: str
     m: int
@@ -110,14 +49,14 @@ class Row:
     separate: float
     fused: float
     bound: float
-
-    @property
-    def ratio(self) -> float:
-        return self.separate / self.fused
+    ratio: float
+    saved: float
+    torch_passes: float | None = None
+    torch: float | None = None
 
     @property
     def reached(self) -> float:
-        return (self.separate - self.fused) / (self.bound * self.product)
+        return self.saved / self.bound
 
     @property
     def passed(self) -> bool:
@@ -136,12 +75,53 @@ def bandwidth(megabytes: int) -> float:
     return 2 * source.size / best
 
 
+def sampled(
+    ways: dict[str, Callable[[], Any]], samples: int, settle: float = 0.0
+) -> dict[str, list[float]]:
+    """Seconds of each way, in rounds in which all take their turn; the first round compiles.
+
+    settle: seconds of rest after a way whose name starts with 'torch', whose idle threads spin.
+    """
+    times: dict[str, list[float]] = {name: [] for name in ways}
+    for sample in range(samples + 1):
+        for name, way in ways.items():
+            start = time.perf_counter()
+            way()
+            if sample:
+                times[name].append(time.perf_counter() - start)
+            if settle and name.startswith("torch"):
+                time.sleep(settle)
+    return times
+
+
+def _in_torch(
+    pattern: Pattern, a: Any, b: Any, d: Any, operands: dict[str, Any], threads: int
+) -> dict[str, Callable[[], Any]]:
+    import torch
+
+    torch.set_num_threads(threads)
+    torch.set_grad_enabled(False)
+    x, y, z = (torch.from_numpy(array) for array in (a, b, d))
+    tensors = {name: torch.from_numpy(array) for name, array in operands.items()}
+
+    def own_product():
+        gemm.matmul(a, b, d, threads=threads)
+        return pattern.torch_passes(z, tensors)
+
+    def all_torch():
+        torch.matmul(x, y, out=z)
+        return pattern.torch_passes(z, tensors)
+
+    return {"torch passes": own_product, "torch": all_torch}
+
+
 def measure(
-    pattern: Pattern, m: int, n: int, k: int, threads: int, samples: int, rate_of_bytes: float
-) -> Row:
-    """All three ways, sampled in turn so that a busy machine disturbs them alike."""
+    pattern: Pattern, m: int, n: int, k: int, threads: int, samples: int, rate_of_bytes: float,
+    torch: bool = False,
+) -> Row:  # fmt: skip
+    """All ways, sampled in turn so that a busy machine disturbs them alike."""
     dtype = np.dtype(np.float32)
-    a, b = _normal(m, k, dtype=dtype), _normal(k, n, dtype=dtype)
+    a, b = normal(m, k, dtype=dtype), normal(k, n, dtype=dtype)
     operands = pattern.operands(m, n, dtype)
     program = pattern.program(operands)
     d = np.empty((m, n), dtype)
@@ -152,17 +132,19 @@ def measure(
         "separate": lambda: pattern.passes(gemm.matmul(a, b, d, threads=threads), operands),
         "fused": lambda: gemm.matmul(a, b, out, epilogue=program, threads=threads),
     }
-    best = dict.fromkeys(ways, math.inf)
-    for sample in range(samples + 1):
-        for name, way in ways.items():
-            start = time.perf_counter()
-            way()
-            if sample:  # the first one compiles
-                best[name] = min(best[name], time.perf_counter() - start)
-    moved = pattern.moved * dtype.itemsize
-    rate = 2 * m * n * k / best["product"]
-    bound = moved * (rate / rate_of_bytes) / (2 * k)
-    return Row(pattern.name, m, n, k, threads, bound=bound, **best)
+    if torch:
+        ways |= _in_torch(pattern, a, b, d, operands, threads)
+    times = sampled(ways, samples, POOL_SETTLES if threads > 1 else 0.0)
+    product, separate, fused = (times[name] for name in ("product", "separate", "fused"))
+    rate = 2 * m * n * k / median(product)
+    return Row(
+        pattern.name, m, n, k, threads, median(product), median(separate), median(fused),
+        bound=pattern.moved * dtype.itemsize * (rate / rate_of_bytes) / (2 * k),
+        ratio=median(x / y for x, y in zip(separate, fused, strict=True)),
+        saved=median((x - y) / z for x, y, z in zip(separate, fused, product, strict=True)),
+        torch_passes=median(times["torch passes"]) if torch else None,
+        torch=median(times["torch"]) if torch else None,
+    )  # fmt: skip
 
 
 @gemm.epilogue
@@ -179,9 +161,9 @@ def swiglu_backward_of_stored(acc, z):
 def recomputing(tokens: int, width: int, inner: int, threads: int, samples: int) -> str:
     """SwiGLU's backward pass and the weight gradient that needs its activation, both ways: the
     activation (tokens x inner) kept since the forward pass, or computed again."""
-    dy, down = _normal(tokens, width, dtype="f4"), _normal(width, inner, dtype="f4")
-    z = _normal(tokens, 2 * inner, dtype="f4")
-    kept = _silu(z[:, ::2]) * z[:, 1::2]
+    dy, down = normal(tokens, width, dtype="f4"), normal(width, inner, dtype="f4")
+    z = normal(tokens, 2 * inner, dtype="f4")
+    kept = silu(z[:, ::2]) * z[:, 1::2]
     dw = np.empty((inner, width), np.float32)
     again: Any = gemm.matmul(dy, down, epilogue=stock.swiglu_backward()(z=z), threads=threads)
     stored: Any = {key: again[key] for key in ("out", "inner")}
@@ -194,18 +176,13 @@ def recomputing(tokens: int, width: int, inner: int, threads: int, samples: int)
         gemm.matmul(dy, down, again, epilogue=stock.swiglu_backward()(z=z), threads=threads)
         gemm.matmul(again["activation"].T, dy, dw, threads=threads)
 
-    ways = {"stored": from_stored, "recomputed": from_recomputed}
-    best = dict.fromkeys(ways, math.inf)
-    for sample in range(samples + 1):
-        for name, way in ways.items():
-            start = time.perf_counter()
-            way()
-            if sample:
-                best[name] = min(best[name], time.perf_counter() - start)
+    times = sampled({"stored": from_stored, "recomputed": from_recomputed}, samples)
+    ratio = median(x / y for x, y in zip(times["stored"], times["recomputed"], strict=True))
     return (
         f"backward, {tokens} tokens, width {width}, inner {inner}, {threads} threads: activation "
-        f"stored {1e3 * best['stored']:.1f} ms, recomputed {1e3 * best['recomputed']:.1f} ms, "
-        f"ratio {best['stored'] / best['recomputed']:.3f}, {tokens * inner} elements fewer kept"
+        f"stored {1e3 * median(times['stored']):.1f} ms, recomputed "
+        f"{1e3 * median(times['recomputed']):.1f} ms, ratio {ratio:.3f}, {tokens * inner} elements "
+        "fewer kept"
     )
 
 
@@ -222,6 +199,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--match", default="", help="patterns whose name contains this")
     parser.add_argument("--megabytes", type=int, default=256, help="size of the copy that gives BW")
     parser.add_argument("--recompute", action="store_true", help="only: activation kept or not")
+    parser.add_argument("--torch", action="store_true", help="PyTorch's operators too")
     parser.add_argument("--json", help="also write the rows to this file")
     given = parser.parse_args(arguments)
     if given.recompute:
@@ -234,20 +212,25 @@ def main(arguments: list[str] | None = None) -> int:
     head = (
         f"{'pattern':18} {'M=N':>5} {'K':>5} {'thr':>3} {'product':>9} {'separate':>9} {'fused':>9}"
     )
-    print(f"{head} {'ratio':>6} {'bound':>7} {'reached':>8}")
+    print(f"{head} {'ratio':>6} {'bound':>7} {'reached':>8} {'PyTorch passes, all':>20}")
     rows = []
     for size in given.size:
         for k in given.k:
             for threads in given.threads:
                 for pattern in (p for p in PATTERNS if given.match in p.name):
-                    row = measure(pattern, size, size, k, threads, given.samples, rate_of_bytes)
+                    row = measure(pattern, size, size, k, threads, given.samples, rate_of_bytes,
+                                  given.torch)  # fmt: skip
                     rows.append(row)
                     times = " ".join(
                         f"{1e3 * t:9.2f}" for t in (row.product, row.separate, row.fused)
                     )
+                    others = "".join(
+                        f" {1e3 * t:9.2f}" for t in (row.torch_passes, row.torch) if t is not None
+                    )
                     print(
                         f"{row.pattern:18} {size:5} {k:5} {threads:3} {times} {row.ratio:6.2f} "
-                        f"{row.bound:7.1%} {row.reached:8.0%} {'' if row.passed else 'below'}"
+                        f"{row.bound:7.1%} {row.reached:8.0%}{others}"
+                        f"{'' if row.passed else ' below'}"
                     )
     if given.json:
         with open(given.json, "w", encoding="utf-8") as file:

@@ -28,6 +28,13 @@ def relu_backward(acc, x):
 
 
 @epilogue
+def leaky_relu_backward(acc, x, slope=0.01):
+    """acc where the pre-activation x >= 0, slope * acc below, and 'activation' = leaky_relu(x)."""
+    above = x >= 0.0
+    return {"out": select(above, acc, slope * acc), "activation": select(above, x, slope * x)}
+
+
+@epilogue
 def gelu_backward(acc, x):
     """acc * gelu'(x), and 'activation' = gelu(x) computed again for the weight gradient."""
     return {"out": acc * gelu_slope_at(x), "activation": gelu_of(x)}
@@ -77,6 +84,21 @@ def swiglu_backward(block: int = 128) -> Epilogue:
         return {"out": (d_gate, d_up), "activation": silu * up, "inner": inner}
 
     return epilogue(partial_swiglu_bwd)
+
+
+@functools.cache
+def geglu_backward(block: int = 128) -> Epilogue:
+    """swiglu_backward for gelu(G) U."""
+
+    def partial_geglu_bwd(acc, z):
+        gate, up = z
+        gelu = gelu_of(gate)
+        d_up = acc * gelu
+        d_gate = acc * up * gelu_slope_at(gate)
+        inner = per_row((gate * d_gate + up * d_up) * (1.0 / block), "add", block)
+        return {"out": (d_gate, d_up), "activation": gelu * up, "inner": inner}
+
+    return epilogue(partial_geglu_bwd)
 
 
 @functools.cache

@@ -53,13 +53,18 @@ class Epilogue:
         self.outputs = tuple(values)
         self.unpacked = {node[1] for node in nodes if node[0] == "operand" and node[2] != "any"}
 
-    def __call__(self, **operands: Any) -> Bound:
+    def __call__(self, /, *values: Any, **operands: Any) -> Bound:
         """The program with its operands: arrays or numbers by name.
 
         Shapes, for a product (..., M, N): () scalar, (N,) or (1, N) row vector, (M, 1) column
         vector, (M, N) full tile, each with batch axes before; of a program of pairs also with
         N / 2 in place of N, one value a pair. An operand whose default is None may be left out.
         """
+        if values:
+            raise TypeError(
+                f"epilogue {self.name}: operands are bound by name, not place: "
+                f"{self.name}({', '.join(f'{key}=...' for key in self.operands)})"
+            )
         given = {key: x for key, x in operands.items() if x is not None}
         if given.keys() == self.operands.keys():
             return Bound(self, given)

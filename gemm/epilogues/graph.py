@@ -86,6 +86,11 @@ class Symbol:
     def __init__(self, index: int):
         self.index = index
 
+    def __getattr__(self, name: str):
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise TypeError(f"a value of an epilogue has no attribute {name!r}: {HINT}")
+
     def __add__(self, other):
         return node("add", self, other)
 

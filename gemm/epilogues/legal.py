@@ -19,7 +19,7 @@ def word(op: str, doc: str = ""):
     def call(x):
         return node(op, x)
 
-    call.__name__ = op
+    call.__name__ = call.__qualname__ = op
     call.__doc__ = doc
     return call
 

@@ -17,8 +17,10 @@ import numpy as np
 from .activations import gelu_of, gelu_tanh_of, silu_of
 from .backward import (
     bias_gradient,
+    geglu_backward,
     gelu_backward,
     gelu_tanh_backward,
+    leaky_relu_backward,
     relu_backward,
     residual_rmsnorm_backward,
     sigmoid_backward,
@@ -33,10 +35,10 @@ from .words import (
     nearest,
     per_row,
     select,
-    sigmoid,
     significant,
     uniform,
 )
+from .words import sigmoid as sigmoid_of
 
 __all__ = [
     "alpha_beta",
@@ -48,6 +50,7 @@ __all__ = [
     "dropout",
     "gain_and_square",
     "geglu",
+    "geglu_backward",
     "gelu",
     "gelu_backward",
     "gelu_tanh",
@@ -55,11 +58,12 @@ __all__ = [
     "interleaved",
     "layernorm",
     "leaky_relu",
-    "logistic",
+    "leaky_relu_backward",
     "quantise",
     "relu",
     "relu_backward",
     "residual",
+    "residual_layernorm",
     "residual_rmsnorm",
     "residual_rmsnorm_backward",
     "rmsnorm",
@@ -67,6 +71,7 @@ __all__ = [
     "rope",
     "rope_saving",
     "scale",
+    "sigmoid",
     "sigmoid_backward",
     "silu",
     "silu_backward",
@@ -156,9 +161,9 @@ def tanh(acc, bias=None):
 
 
 @epilogue
-def logistic(acc, bias=None):
-    """sigmoid(acc + bias)."""
-    return sigmoid(acc if bias is None else acc + bias)
+def sigmoid(acc, bias=None):
+    """1 / (1 + exp(-x)), x = acc + bias."""
+    return sigmoid_of(acc if bias is None else acc + bias)
 
 
 @epilogue
@@ -308,6 +313,21 @@ def residual_rmsnorm(block: int = 128) -> Epilogue:
                 "normed": d * gamma}  # fmt: skip
 
     return epilogue(residual_partial_rmsnorm)
+
+
+@functools.cache
+def residual_layernorm(block: int = 128) -> Epilogue:
+    """D = acc + residual; 'sum', 'square': partial sums of D and of D^2; 'normed': D * gamma.
+
+    With mean = sum / N and var = square / N - mean^2 the next product takes `layernorm`.
+    """
+
+    def residual_partial_layernorm(acc, residual, gamma):
+        d = acc + residual
+        return {"out": d, "sum": per_row(d, "add", block), "square": per_row(d * d, "add", block),
+                "normed": d * gamma}  # fmt: skip
+
+    return epilogue(residual_partial_layernorm)
 
 
 @functools.cache

@@ -164,6 +164,27 @@ def test_layernorm_moves_behind_the_product():
     np.testing.assert_allclose(got, want, rtol=1e-10, atol=1e-10)
 
 
+def test_layernorm_in_two_products():
+    """The first gives the sums, the second applies them; against the norm as it is written."""
+    import gemm
+
+    rng = np.random.default_rng(5)
+    a, w1, residual = (rng.standard_normal(s) for s in ((M, K), (K, N), (M, N)))
+    w2, gamma, beta, bias = (rng.standard_normal(s) for s in ((N, K), (N,), (N,), (K,)))
+    first = gemm.matmul(a, w1, epilogue=stock.residual_layernorm(16)(
+        residual=residual, gamma=gamma))  # fmt: skip
+    mean, square = (first[key].sum(-1, keepdims=True) / N for key in ("sum", "square"))
+    inverse = 1 / np.sqrt(square - mean * mean + 1e-5)
+    program = stock.layernorm(
+        inverse=inverse, shift=inverse * mean, weights=gamma @ w2, offset=beta @ w2 + bias
+    )
+    got = gemm.matmul(first["normed"], w2, epilogue=program)
+    h = a @ w1 + residual
+    normal = (h - h.mean(-1, keepdims=True)) / np.sqrt(h.var(-1, keepdims=True) + 1e-5)
+    np.testing.assert_allclose(first["out"], h, rtol=1e-12, atol=1e-12)
+    np.testing.assert_allclose(got, (normal * gamma + beta) @ w2 + bias, rtol=1e-9, atol=1e-9)
+
+
 def test_cross_entropy_from_its_partials():
     rng = np.random.default_rng(3)
     a, b = rng.standard_normal((M, K)), rng.standard_normal((K, N))

@@ -4,20 +4,27 @@ import numpy as np
 import pytest
 
 import gemm
-from gemm.perf import fusion
+from gemm.perf import fusion, fusion_patterns
 
 
-@pytest.mark.parametrize("pattern", fusion.PATTERNS, ids=lambda p: p.name)
-def test_both_sides_agree(pattern):
+@pytest.mark.parametrize("pattern", fusion_patterns.PATTERNS, ids=lambda p: p.name)
+@pytest.mark.parametrize("library", ["NumPy", "PyTorch"])
+def test_both_sides_agree(pattern, library):
     m, n, k = 6, 32, 5
     rng = np.random.default_rng(0)
     a, b = rng.standard_normal((m, k), np.float32), rng.standard_normal((k, n), np.float32)
     operands = pattern.operands(m, n, np.dtype(np.float32))
-    separate = pattern.passes(a @ b, operands)
+    if library == "NumPy":
+        separate = pattern.passes(a @ b, operands)
+    else:
+        torch = pytest.importorskip("torch", reason="the benchmark's operators are PyTorch's")
+        tensors = {key: torch.from_numpy(x) for key, x in operands.items()}
+        separate = pattern.torch_passes(torch.from_numpy(a @ b), tensors)
     # Plain Python: what is compared is arithmetic, not speed.
     fused = gemm.matmul(a, b, epilogue=pattern.program(operands), kernel="reference")
     outputs = list(fused.values()) if isinstance(fused, dict) else [fused]
     passes = separate if isinstance(separate, tuple) else (separate,)
+    passes = [np.asarray(x) for x in passes]
     assert len(outputs) == len(passes)
     for got in passes:
         near = [x for x in outputs if x.shape == got.shape
@@ -28,10 +35,14 @@ def test_both_sides_agree(pattern):
 
 
 def test_a_row_states_its_bound():
-    row = fusion.measure(fusion.PATTERNS[0], 16, 16, 8, 1, 1, 1e10)
+    row = fusion.measure(fusion_patterns.PATTERNS[0], 16, 16, 8, 1, 1, 1e10)
     assert row.product > 0 and row.fused > 0
     rate = 2 * 16 * 16 * 8 / row.product
-    assert row.bound == pytest.approx(fusion.PATTERNS[0].moved * 4 * (rate / 1e10) / (2 * 8))
+    assert row.bound == pytest.approx(
+        fusion_patterns.PATTERNS[0].moved * 4 * (rate / 1e10) / (2 * 8)
+    )
+    # One round: its values are the medians.
+    assert row.ratio == pytest.approx(row.separate / row.fused)
     assert row.reached == pytest.approx((row.separate - row.fused) / (row.bound * row.product))
 
 
