@@ -52,6 +52,7 @@ from .halves import in_halves, make_pack_halves, rows_of, values_of
 from .packing import make_pack
 
 LINE = 64  # bytes a prefetch brings at least
+PIECES = 7  # of k, between which a program's memory is asked for
 
 
 def make_store(shape: TileShape, out: DType):
@@ -96,7 +97,8 @@ def make_macro_kernel(shape: TileShape, write_back, unroll: int, flip: bool = Fa
     halves: panels are as in halves.py. unpacked_a: `a` are rows where they lie, `a_rs` bytes apart,
     and `rest` has room for one panel of them.
     flip: each tile first loses the surplus `sums` of its columns. (row, column): where the block
-    starts in matrix `batch` of the output. announce: is told of each tile before it is computed.
+    starts in matrix `batch` of the output. announce: is told of each tile
+    while it is computed.
     """
     MR, NR, size = shape.rows, shape.columns, shape.dtype.size
     micro_kernel = multiply = make_outer_product(unroll)
@@ -129,6 +131,36 @@ def make_macro_kernel(shape: TileShape, write_back, unroll: int, flip: bool = Fa
         def panel_of_a(a, a_rs, rest, ir, m, kb):
             return shift(a, ir * kb * factor), factor
 
+    def product_in_place(t, a, a_row, b, jr, kb):
+        # Two rows a tile of the next panel, until it is all there.
+        beyond = shift(a, (MR + min(jr // NR * 2, MR - 2)) * a_row)
+        return ahead(t, a, a_row, a_step, b, b_step, NR, kb, beyond)
+
+    def product_of_panels(t, a, a_row, b, jr, kb):
+        return multiply(t, a, a_row, a_step, b, b_step, NR, kb)
+
+    product = product_in_place if unpacked_a else product_of_panels
+
+    def announced(t, a, a_row, b, jr, kb, last, m, row, column, batch, extra):
+        # A little at a time: more requests than the core can have open would make it wait.
+        pieces = 1
+        if last and not halves:  # whose panels are no sequence in k
+            pieces = max(1, min(PIECES, kb // (2 * unroll)))
+        step = (kb + pieces * unroll - 1) // (pieces * unroll) * unroll
+        for piece in range(pieces):
+            at = piece * step
+            if last:
+                announce(piece, pieces, m, row, column, batch, extra)
+            t = product(t, shift(a, at * a_step), a_row, shift(b, at * b_step), jr,
+                        max(0, min(step, kb - at)))  # fmt: skip
+        return t
+
+    def unannounced(t, a, a_row, b, jr, kb, last, m, row, column, batch, extra):
+        return product(t, a, a_row, b, jr, kb)
+
+    whole = unannounced if announce is silent else announced
+    rests_always = announce is silent  # a program's results go elsewhere
+
     def macro_kernel(a, a_rs, rest, b, sums, home, home_rs, c, rs, cs, mc, nc, kb, first, last,
                      row, column, batch, extra):  # fmt: skip
         for ir in range(0, mc, MR):
@@ -138,23 +170,18 @@ def make_macro_kernel(shape: TileShape, write_back, unroll: int, flip: bool = Fa
                 n = min(NR, nc - jr)
                 b_panel = shift(b, jr * kb * value)
                 resting = shift(home, ir * home_rs + jr * size)
-                for i in range(MR):  # the next tile's resting place, while this one is computed
-                    beyond = shift(resting, i * home_rs + tile_row)
-                    for line in range(0, tile_row, LINE):
-                        prefetch(shift(beyond, line))
+                if rests_always or not (first and last):
+                    for i in range(MR):  # the next tile's resting place, while this is computed
+                        beyond = shift(resting, i * home_rs + tile_row)
+                        for line in range(0, tile_row, LINE):
+                            prefetch(shift(beyond, line))
                 if first:
                     t = tile_zeros(shape)
                 else:
                     t = tile_load(shape, resting, home_rs, m, n)
                 t = without_surplus(t, shift(sums, -128), shift(sums, jr * size))
-                if last:
-                    announce(m, row + ir, column + jr, batch, extra)
-                if unpacked_a:
-                    # Two rows a tile of the next panel, until it is all there.
-                    beyond = shift(a_panel, (MR + min(jr // NR * 2, MR - 2)) * a_row)
-                    t = ahead(t, a_panel, a_row, a_step, b_panel, b_step, NR, kb, beyond)
-                else:
-                    t = multiply(t, a_panel, a_row, a_step, b_panel, b_step, NR, kb)
+                t = whole(t, a_panel, a_row, b_panel, jr, kb, last, m, row + ir, column + jr, batch,
+                          extra)  # fmt: skip
                 if last:
                     at = shift(c, ir * rs + jr * cs)
                     write_back(t, at, rs, cs, m, n, row + ir, column + jr, batch, extra)

@@ -7,6 +7,7 @@ plans run at the same time: a few times workers * (MC * KC + KC * NC) elements.
 from __future__ import annotations
 
 import ctypes
+import math
 import os
 import struct
 import sys
@@ -59,6 +60,20 @@ def give_space(block: tuple[int, int, np.ndarray]) -> None:
         _spare.append(block)
         if len(_spare) > KEPT:
             _spare.remove(min(_spare, key=lambda kept: kept[0]))
+
+
+_LINE = 64
+_LARGE = 1 << 18  # bytes from which an aligned array is worth its making
+
+
+def new_array(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+    """An array that holds nothing yet; a large one starts with a line of the cache, so that a
+    vector stored to it touches one line and not two."""
+    nbytes = math.prod(shape) * dtype.itemsize
+    if nbytes < _LARGE:
+        return np.empty(shape, dtype)
+    raw = np.empty(nbytes + _LINE, np.uint8)
+    return np.ndarray(shape, dtype, raw, -address(raw) % _LINE)
 
 
 _int64_at = ctypes.c_int64.from_address

@@ -158,31 +158,37 @@ def swiglu_backward_of_stored(acc, z):
     return {"out": (d_gate, acc * silu), "inner": inner}
 
 
-def recomputing(tokens: int, width: int, inner: int, threads: int, samples: int) -> str:
-    """SwiGLU's backward pass and the weight gradient that needs its activation, both ways: the
-    activation (tokens x inner) kept since the forward pass, or computed again."""
+def recomputing(
+    tokens: int, width: int, inner: int, layers: int, threads: int, samples: int
+) -> str:
+    """SwiGLU's backward pass and the weight gradient that needs its activation, through `layers`
+    layers, both ways: their activations (tokens x inner) kept since the forward pass, or computed
+    again into one array that all of them use."""
     dy, down = normal(tokens, width, dtype="f4"), normal(width, inner, dtype="f4")
-    z = normal(tokens, 2 * inner, dtype="f4")
-    kept = silu(z[:, ::2]) * z[:, 1::2]
+    z = [normal(tokens, 2 * inner, dtype="f4") for _ in range(layers)]
+    kept = [silu(x[:, ::2]) * x[:, 1::2] for x in z]
     dw = np.empty((inner, width), np.float32)
-    again: Any = gemm.matmul(dy, down, epilogue=stock.swiglu_backward()(z=z), threads=threads)
+    again: Any = gemm.matmul(dy, down, epilogue=stock.swiglu_backward()(z=z[0]), threads=threads)
     stored: Any = {key: again[key] for key in ("out", "inner")}
 
     def from_stored():
-        gemm.matmul(dy, down, stored, epilogue=swiglu_backward_of_stored(z=z), threads=threads)
-        gemm.matmul(kept.T, dy, dw, threads=threads)
+        for x, activation in zip(z, kept, strict=True):
+            program = swiglu_backward_of_stored(z=x)
+            gemm.matmul(dy, down, stored, epilogue=program, threads=threads)
+            gemm.matmul(activation.T, dy, dw, threads=threads)
 
     def from_recomputed():
-        gemm.matmul(dy, down, again, epilogue=stock.swiglu_backward()(z=z), threads=threads)
-        gemm.matmul(again["activation"].T, dy, dw, threads=threads)
+        for x in z:
+            gemm.matmul(dy, down, again, epilogue=stock.swiglu_backward()(z=x), threads=threads)
+            gemm.matmul(again["activation"].T, dy, dw, threads=threads)
 
     times = sampled({"stored": from_stored, "recomputed": from_recomputed}, samples)
     ratio = median(x / y for x, y in zip(times["stored"], times["recomputed"], strict=True))
     return (
-        f"backward, {tokens} tokens, width {width}, inner {inner}, {threads} threads: activation "
-        f"stored {1e3 * median(times['stored']):.1f} ms, recomputed "
-        f"{1e3 * median(times['recomputed']):.1f} ms, ratio {ratio:.3f}, {tokens * inner} elements "
-        "fewer kept"
+        f"backward, {layers} layers, {tokens} tokens, width {width}, inner {inner}, {threads} "
+        f"threads: activations stored {1e3 * median(times['stored']):.1f} ms, recomputed "
+        f"{1e3 * median(times['recomputed']):.1f} ms, ratio {ratio:.3f}, "
+        f"{layers * tokens * inner} elements fewer kept, {tokens * inner} of them in use at a time"
     )
 
 
@@ -199,13 +205,14 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--match", default="", help="patterns whose name contains this")
     parser.add_argument("--megabytes", type=int, default=256, help="size of the copy that gives BW")
     parser.add_argument("--recompute", action="store_true", help="only: activation kept or not")
+    parser.add_argument("--layers", type=int, default=8, help="of the backward pass")
     parser.add_argument("--torch", action="store_true", help="PyTorch's operators too")
     parser.add_argument("--json", help="also write the rows to this file")
     given = parser.parse_args(arguments)
     if given.recompute:
         for size in given.size:
             for threads in given.threads:
-                print(recomputing(size, size, size, threads, given.samples))
+                print(recomputing(size, size, size, given.layers, threads, given.samples))
         return 0
     rate_of_bytes = bandwidth(given.megabytes)
     print(f"float32, copy bandwidth {rate_of_bytes / 1e9:.1f} GB/s; times in ms")

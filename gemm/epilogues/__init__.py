@@ -1,5 +1,7 @@
 """Programs for the write-back: a user's plain Python function, fused into the product."""
 
+from typing import Any
+
 from .contract import Bound, Epilogue, Nibbles, Packed, bind, epilogue
 from .words import (
     as_type,
@@ -34,3 +36,12 @@ __all__ = [
     "significant",
     "uniform",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """The libraries, imported when they are named."""
+    if name in ("coda", "stock"):
+        import importlib
+
+        return importlib.import_module(f"{__name__}.{name}")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -44,7 +44,8 @@ class Epilogue:
             )
         self.operands = {p.name: p for p in parameters[accumulators:]}
         for p in self.operands.values():
-            if p.default not in (p.empty, None) and number(p.default) is None:
+            free = p.default is p.empty or p.default is None
+            if not free and number(p.default) is None:
                 raise TypeError(f"epilogue {name}: the default of {p.name} is no number or None")
         self.traced: types.FunctionType = replaced(function)
         self._traces: dict[Any, Any] = {}

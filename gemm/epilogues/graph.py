@@ -86,6 +86,9 @@ class Symbol:
     def __init__(self, index: int):
         self.index = index
 
+    def __repr__(self):
+        return "<value of an epilogue>"
+
     def __getattr__(self, name: str):
         if name.startswith("__"):
             raise AttributeError(name)
@@ -195,6 +198,10 @@ class Symbol:
     __len__ = _unsupported("len()")
     __getitem__ = _unsupported("an element")
     __floordiv__ = __rfloordiv__ = __mod__ = __rmod__ = _unsupported("floor division")
+    __lshift__ = __rlshift__ = __rshift__ = __rrshift__ = _unsupported("a shift")
+    __xor__ = __rxor__ = _unsupported("^")
+    __matmul__ = __rmatmul__ = _unsupported("a matrix product")
+    __rpow__ = _unsupported("a power")
     __complex__ = _unsupported("complex()")
     __format__ = __str__ = _unsupported("text")  # type: ignore[assignment]
 

@@ -12,6 +12,8 @@ import math
 import types
 from typing import Any
 
+import numpy as np
+
 from .graph import HINT, Symbol, node, number
 
 
@@ -144,6 +146,8 @@ def legal(value: Any, name: str, owner: str, seen: dict) -> Any:
 
     if number(value) is not None or value is None or isinstance(value, str):
         return number(value) if number(value) is not None else value
+    if isinstance(value, np.dtype):
+        return value  # for as_type
     if value is math:
         return _Namespace("math", MATH)
     if isinstance(value, types.ModuleType) and value.__name__ in ("gemm", "gemm.epilogues"):

@@ -204,6 +204,8 @@ def _type_of(op, arguments, kinds, operands, acc) -> str:
         raise TypeError(
             f"an epilogue of a {acc} product may add, subtract, multiply and negate; it has {op}"
         )
+    if op == "uniform" and kinds[arguments[0]] == FLOAT:
+        raise TypeError("uniform(seed) takes an integer, and its seed is a floating-point value")
     if op == "uniform" and acc is int64:
         raise TypeError("uniform() has no 64-bit integer form: accumulate in int32 or a float")
     return result

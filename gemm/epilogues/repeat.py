@@ -89,7 +89,7 @@ class Repeated:
     def again(self, a: np.ndarray, b: np.ndarray, out: Any, operands: dict[str, Any]) -> Any:
         """The results of a call with this key; None where its arrays overlap, or a number does
         not fit: then nothing was done."""
-        job, address = self.job, self.address
+        job, address, new_array = self.job, self.address, execution.new_array
         slots = job.template.copy()
         for slot, key, dtype, whole in self.numbers:
             x = operands[key]
@@ -98,7 +98,7 @@ class Repeated:
             slots[slot] = bits(x, dtype)
         given = {} if out is None else out if type(out) is dict else {self.first: out}
         results = {
-            name: given[name] if name in given else np.empty(shape, dtype)
+            name: given[name] if name in given else new_array(shape, dtype)
             for name, shape, dtype in self.outputs
         }
         if given and self._overlap(a, b, given, operands):

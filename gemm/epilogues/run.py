@@ -191,7 +191,7 @@ def fused(
             results[key] = given[key]
         else:
             dtype = value.dtype if value.dtype is not None else dtypes[key]
-            results[key] = np.empty(shape, dtype)
+            results[key] = execution.new_array(shape, np.dtype(dtype))
     for key, value in values.items():
         target = results[key]
         stored = known(target.dtype)

@@ -96,7 +96,15 @@ class Side:
         rows = array.shape[-2] if array.ndim > 1 else 1
         if rows not in (1, k) and rows and k % rows == 0 and array.shape[-1] in (1, columns):
             return array, k // rows, ""
-        return fit_operand(problem, key, array, each), 1, ""
+        try:
+            return fit_operand(problem, key, array, each), 1, ""
+        except ValueError:
+            m, n = (columns, k) if self.turned else (k, columns)
+            raise ValueError(
+                f"packing program {self.name}: operand {key} of shape {np.shape(x)} is no scalar, "
+                f"row vector ({n},), column vector ({m}, 1) or tile ({m}, {n}), nor has it one "
+                "value a group of k"
+            ) from None
 
     def _program(self, bound: Bound, each, specs, acc: DType) -> Program:
         nodes, values = bound.epilogue.trace(each)

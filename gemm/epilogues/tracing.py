@@ -59,10 +59,12 @@ def _trace(graph: Graph, function, arguments, keywords):
     graph.plan = []
     while True:
         graph.taken, graph.known = [], {}
-        found = outputs(
-            function(*(a(graph) for a in arguments),
-                     **{key: a(graph) for key, a in keywords.items()}), name
-        )  # fmt: skip
+        values = [a(graph) for a in arguments]
+        named = {key: a(graph) for key, a in keywords.items()}
+        try:
+            found = outputs(function(*values, **named), name)
+        except RecursionError:
+            raise TypeError(f"epilogue {name} calls itself without an end") from None
         paths.append((graph.taken, found))
         if len(paths) > MOST_PATHS:
             raise TypeError(f"epilogue {name} has more than {MOST_PATHS} paths through its "

@@ -8,6 +8,7 @@ import numpy as np
 
 from gemm.microkernels.dtypes import DTYPES
 from gemm.microkernels.vocabulary import storage
+from gemm.operands import is_extended
 
 from .graph import Value, as_node, node
 
@@ -94,6 +95,8 @@ def as_type(x: Any, dtype: Any) -> Value:
     dtype = (
         storage(DTYPES[dtype]) if isinstance(dtype, str) and dtype in DTYPES else np.dtype(dtype)
     )
+    if dtype.kind not in "biufc" and not is_extended(dtype):
+        raise TypeError(f"as_type: {dtype} is no type of numbers")
     if isinstance(x, Value):
         return Value(x.kind, x.nodes, x.combine, x.block, dtype)
     nodes = tuple(map(as_node, x)) if isinstance(x, tuple) else (as_node(x),)

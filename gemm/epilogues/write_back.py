@@ -9,7 +9,8 @@ The tile is spilled, and the program runs over it a vector at a time:
 (Along a row first: rows that are a multiple of 4096 bytes apart share a set of the cache.)
 
 What the hook will touch lies in as many pages as the tile has rows, a few bytes in each, which
-no hardware prefetcher foresees: `announce` asks for it before the micro-kernel runs.
+no hardware prefetcher foresees: `announce` asks for it while the micro-kernel runs, some rows
+between every two pieces of k.
 """
 
 from __future__ import annotations
@@ -80,7 +81,7 @@ def source(shape: TileShape, program: Program) -> tuple[str, dict[str, object]]:
 def announcement(shape: TileShape, program: Program) -> tuple[str, dict[str, object]]:
     """(text of `announce`, the names it uses): asks for the tile operands and outputs of a tile."""
     w = Writer(shape, program)
-    w.put(0, "def announce(m, row, column, batch, extra):")
+    w.put(0, "def announce(piece, pieces, m, row, column, batch, extra):")
     put_origin(w)
     lines = {}
     for i, operand in enumerate(program.operands):
@@ -94,7 +95,7 @@ def announcement(shape: TileShape, program: Program) -> tuple[str, dict[str, obj
     if not lines:
         w.put(1, "return")
         return "\n".join(w.lines) + "\n", w.scope
-    w.put(1, "for i in range(m):")
+    w.put(1, "for i in range(piece, m, pieces):")
     for (p, step), size in lines.items():
         for at in range(0, shape.columns // w.per * size, LINE):
             w.put(2, f"prefetch(shift({p}, i * {step} + {at}))")
@@ -102,8 +103,8 @@ def announcement(shape: TileShape, program: Program) -> tuple[str, dict[str, obj
 
 
 def make_announce(shape: TileShape, program: Program | None):
-    """announce(m, row, column, batch, extra), called before the micro-kernel whose tile of m rows
-    the write-back hook will get."""
+    """announce(piece, pieces, m, row, column, batch, extra), called before each of `pieces` pieces
+    of k of the micro-kernel whose tile of m rows the write-back hook will get."""
     if program is None:
         return silent
     text, scope = announcement(shape, program)
@@ -111,7 +112,7 @@ def make_announce(shape: TileShape, program: Program | None):
     return scope["announce"]
 
 
-def silent(m, row, column, batch, extra):
+def silent(piece, pieces, m, row, column, batch, extra):
     """Nothing will be touched but the output."""
 
 

@@ -94,6 +94,16 @@ def test_data_dependent_python_is_refused_at_definition():
     refused(lambda acc: acc**0.3, "exponents")
     refused(lambda acc: acc[0], "element")
     refused(converts, "index")
+    refused(lambda acc: acc << 2, "a shift")
+    refused(lambda acc: acc ^ 1, "of a value known only")
+    refused(lambda acc: acc @ acc, "matrix product")
+    refused(lambda acc: 2.0**acc, "a power")
+    refused(lambda acc: acc.real, "no attribute 'real'")
+    refused(lambda acc: endless(acc), "calls itself")
+
+
+def endless(x):
+    return endless(x)
 
 
 TABLE_OF_THREE = (1.0, 2.0, 3.0)
@@ -117,6 +127,10 @@ def test_signatures_and_results_are_checked():
     refused(lambda acc: (acc, acc, acc), "tuple of 3")
     refused(lambda acc: "text", "no number")
     refused(lambda acc, x=(1,): acc, "default of x")
+    refused(lambda acc, x=TABLE: acc, "default of x")
+    refused(lambda acc: math.exp(acc, 2), r"exp\(\) takes 1")
+    refused(lambda acc: gemm.as_type(acc, "U5"), "no type of numbers")
+    refused(lambda acc: {"out": gemm.as_type(gemm.per_row(acc), "U5")}, "no type of numbers")
     with pytest.raises(ValueError, match="multiple of 16"):
         gemm.epilogue(lambda acc: {"out": acc, "s": gemm.per_row(acc, "add", 20)})
     with pytest.raises(ValueError, match="combine must be one of"):
@@ -131,6 +145,11 @@ def test_operands_are_checked_when_bound_and_when_called():
         add_bias(gain=1.0)
     with pytest.raises(TypeError, match="operand bias is missing"):
         add_bias()
+    with pytest.raises(TypeError, match=r"by name, not place: bias\(bias=...\)"):
+        add_bias(np.ones(6))
+    drawn = gemm.epilogue(lambda acc, seed: acc * gemm.uniform(seed))
+    with pytest.raises(TypeError, match="takes an integer"):
+        gemm.matmul(a, b, epilogue=drawn(seed=1.5))
     with pytest.raises(ValueError, match=r"shape \(5,\).*\(6,\).*\(4, 1\).*\(4, 6\)"):
         gemm.matmul(a, b, epilogue=add_bias(bias=np.ones(5)))
     with pytest.raises(ValueError, match=r"a column vector has shape \(4, 1\)"):

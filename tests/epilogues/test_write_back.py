@@ -251,6 +251,30 @@ def test_other_types(dtype):
     np.testing.assert_allclose(got.astype("f8"), wide, rtol=2 * float(_epsilon(dtype)), atol=1e-6)
 
 
+@pytest.mark.parametrize("dtype", [
+    "float64", "float32", "float16", "bfloat16", "int8", "uint8", "int16", "int32", "int64",
+    "complex64", "complex128",
+])  # fmt: skip
+def test_a_program_starts_from_the_plain_product(dtype):
+    """Bit for bit, for every depth: memory is asked for between pieces of k."""
+    if dtype == "bfloat16":
+        dtype = pytest.importorskip("ml_dtypes", reason="bfloat16 is a type of ml_dtypes").bfloat16
+    dtype = np.dtype(dtype)
+    wide = {"float16": "f4", "bfloat16": "f4", "int8": "i4", "uint8": "i4", "int16": "i4"}
+    wide = np.dtype(wide.get(dtype.name, dtype))
+    add = gemm.epilogue(lambda acc, c: acc + c)
+    if wide.kind != "c":
+        add = gemm.epilogue(lambda acc, c: gemm.as_type(acc + c, wide))
+    for k in (0, 1, 7, 8, 9, 60, 391):
+        if dtype.name.startswith(("int", "uint")):
+            a, b = (RNG.integers(0, 100, s).astype(dtype) for s in ((17, k), (k, 70)))
+        else:
+            a, b = normal(17, k).astype(dtype), normal(k, 70).astype(dtype)
+        acc, c = np.empty((17, 70), wide), (normal(17, 70) * 100).astype(wide)
+        engine.product(a, b, acc)
+        np.testing.assert_array_equal(gemm.matmul(a, b, epilogue=add(c=c)), acc + c)
+
+
 def _epsilon(dtype):
     return 2.0**-8 if np.dtype(dtype).name == "bfloat16" else np.finfo(dtype).eps
 
