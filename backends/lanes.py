@@ -63,6 +63,7 @@ RULES: dict[Callable, Callable] = {
     words.absolute: lambda a: a,
     words.fused: _same,
     words.square_root: lambda a: a,
+    words.round_even: lambda a: a,
     words.less: _mask,
     words.less_equal: _mask,
     words.equal: _mask,
@@ -223,9 +224,38 @@ def lower_to_float(context, builder, sig, args):
 
 
 def lower_to_integer(context, builder, sig, args):
-    kind = sig.return_type.llvm
-    name = f"llvm.fptosi.sat.{_mangle(kind)}.{_mangle(args[0].type)}"
-    return _intrinsic(builder, name, kind, args)
+    kind, x = sig.return_type.llvm, args[0]
+    if not _on_x86(context):
+        name = f"llvm.fptosi.sat.{_mangle(kind)}.{_mangle(x.type)}"
+        return _intrinsic(builder, name, kind, args)
+    # No instruction of x86, and LLVM takes it apart lane by lane.
+    bits, digits = kind.element.width, 24 if x.type.element == ir.FloatType() else 53
+    end = 2.0 ** (bits - 1)
+    low, high = splat(x.type, -end), splat(x.type, end - max(1.0, 2.0 ** (bits - 1 - digits)))
+    above = builder.select(builder.fcmp_ordered(">", x, low), x, low)
+    inside = builder.select(builder.fcmp_ordered("<", above, high), above, high)
+    whole = builder.fptosi(inside, kind)
+    beyond = builder.fcmp_ordered(">=", x, splat(x.type, end))
+    whole = builder.select(beyond, splat(kind, (1 << bits - 1) - 1), whole)
+    return builder.select(builder.fcmp_unordered("uno", x, x), splat(kind, 0), whole)
+
+
+def _on_x86(context) -> bool:
+    return context.machine_target.triple.startswith("x86_64")
+
+
+def lower_round_even(context, builder, sig, args):
+    """One instruction where the target has it; else 2^fraction is added and taken off again."""
+    x, kind = args[0], args[0].type
+    features = context.machine_target.features.split(",")
+    if {"+sse4.2", "+neon"} & set(features):
+        return _intrinsic(builder, f"llvm.roundeven.{_mangle(kind)}", kind, [x])
+    element = kind.element if isinstance(kind, ir.VectorType) else kind
+    whole = splat(kind, 2.0 ** (23 if element == ir.FloatType() else 52))
+    size = _intrinsic(builder, f"llvm.fabs.{_mangle(kind)}", kind, [x])
+    rounded = builder.fsub(builder.fadd(size, whole), whole)
+    rounded = _intrinsic(builder, f"llvm.copysign.{_mangle(kind)}", kind, [rounded, x])
+    return builder.select(builder.fcmp_ordered("<", size, whole), rounded, x)
 
 
 def _shuffle(order_of):
@@ -267,6 +297,7 @@ LOWERINGS: dict[Callable, Callable] = {
     words.shift_right: _shift("lshr"),
     words.to_float: lower_to_float,
     words.to_integer: lower_to_integer,
+    words.round_even: lower_round_even,
     words.evens: _shuffle(lambda lane, n: 2 * lane),
     words.odds: _shuffle(lambda lane, n: 2 * lane + 1),
     words.interleave_low: _shuffle(lambda lane, n: lane // 2 + n * (lane & 1)),

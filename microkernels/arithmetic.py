@@ -102,6 +102,11 @@ def square_root(a):
     return _quiet(np.sqrt, a)
 
 
+def round_even(a):
+    """The nearest whole number, ties to even; the sign stays, of zero too."""
+    return _quiet(np.rint, a)
+
+
 def less(a, b):
     """Mask of a < b; false where either is NaN. Integers are signed."""
     return _quiet(np.less, a, b)

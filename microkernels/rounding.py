@@ -6,7 +6,6 @@ import functools
 
 from .arithmetic import (
     absolute,
-    add,
     bit_and,
     bit_or,
     bits_of,
@@ -14,6 +13,7 @@ from .arithmetic import (
     from_bits,
     less,
     negate,
+    round_even,
     select,
     subtract,
 )
@@ -54,15 +54,7 @@ def copy_sign(y, x):
 @functools.cache
 def make_nearest(dtype: DType):
     """The nearest integer, ties to even."""
-    whole = 2.0 ** format_of(dtype).fraction
-
-    def nearest(x):
-        a = absolute(x)
-        w = fill(x, whole)
-        r = copy_sign(subtract(add(a, w), w), x)
-        return select(less(a, w), r, x)
-
-    return nearest
+    return round_even
 
 
 @functools.cache

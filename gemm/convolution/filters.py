@@ -26,7 +26,7 @@ from gemm.convolution.product import (
 )
 from gemm.microkernels import dtypes
 from gemm.microkernels.dtypes import DType
-from gemm.planner import panel_units
+from gemm.planner import block_units, panel_units
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,8 +106,10 @@ def arrange(
     else:
         units = None
         if matrix.dtype == np.int8 and acc is dtypes.int32:
-            units = panel_units(level, dtypes.uint8, dtypes.int8, acc, acc)
-            units = units if units is not None and units[0].group == 4 else None
+            units = block_units(level, dtypes.uint8, dtypes.int8, acc)
+            if units is None:
+                units = panel_units(level, dtypes.uint8, dtypes.int8, acc, acc)
+            units = units if units is not None and units[0].group >= 4 else None
         operand = panels_of(matrix, level, tile, units, "rows" if units else form)
     return PackedFilters(tuple(kernel), channels, matrix.dtype, operand)
 

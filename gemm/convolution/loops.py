@@ -57,7 +57,7 @@ def short_rows(tile: TileShape) -> int:
 
 def squares(tile: TileShape) -> TileShape:
     """The block in which a tile is transposed."""
-    return replace(tile, rows=tile.lanes, vectors=1)
+    return replace(tile, rows=tile.lanes, vectors=1, block=1)
 
 
 def make_streamed(unroll: int, columns: int, lines: int):
@@ -135,6 +135,31 @@ def make_over_rows(tile: TileShape, panel: int, columns: int, units=None, unroll
     return over_k
 
 
+def make_over_blocks(tile: TileShape, panel: int, columns: int, units):
+    """The same for whole blocks, whose units are 64 bytes of a pixel: packed one pixel after the
+    other, or as they lie."""
+    tall, wide = tile.rows, tile.columns
+    unit = units[0].size
+    b_step = columns * unit
+    micro_kernel = make_outer_product(1)
+
+    def over_k(a, b, k, begin, a_row, outer, across):
+        t = tile_load(tile, begin, 0, tall, wide)
+        if across > 0:
+            depth = across // unit
+            while k > 0:
+                at = shift(a, load(outer))
+                t = micro_kernel(t, at, a_row, unit, b, b_step, columns, depth)
+                outer = shift(outer, ENTRY)
+                b = shift(b, depth * b_step)
+                k -= depth
+        else:
+            t = micro_kernel(t, a, unit, panel * unit, b, b_step, columns, k)
+        return t
+
+    return over_k
+
+
 def make_turn(tile: TileShape, hook, plain: bool, size_out: int):
     """turn(rest, c, rs, cs, m, n, row, column, batch, extra): the tile at `rest`, transposed in
     squares, through the hook. m, n: rows and columns of the tile, which become columns and rows;
@@ -165,6 +190,8 @@ def make_turn(tile: TileShape, hook, plain: bool, size_out: int):
 
 def make_hook(tile: TileShape, out: DType, program, turned: bool):
     """(the write-back hook, what passes the tile at `rest` to it); see `make_turn`."""
+    if program is not None and not turned:
+        return make_write_back(tile, program, True)
     shape = squares(tile) if turned else tile
     hook = make_store(shape, out) if program is None else make_write_back(shape, program)
     row, rows, columns = tile.columns * tile.dtype.size, tile.rows, tile.columns
@@ -185,11 +212,16 @@ def make_rows_tile(tile: TileShape, out: DType, program, turned: bool, units):
     MR, NR, lanes, size = tile.rows, tile.columns, tile.lanes, tile.dtype.size
     few = short_rows(tile)
     low, one = replace(tile, rows=few), replace(tile, vectors=1)
-    over_full = make_over_rows(tile, MR, NR, units)
-    over_low = make_over_rows(low, MR, NR, units)
-    over_one = make_over_rows(one, MR, NR, units)
-    over_least = make_over_rows(replace(low, vectors=1), MR, NR, units)
-    narrow = tile.vectors > 1
+    make = make_over_blocks if tile.block > 1 else make_over_rows
+    over_full, over_low = make(tile, MR, NR, units), make(low, MR, NR, units)
+    # Whole blocks read whole panels of filters.
+    narrow = tile.vectors > 1 and tile.block == 1
+    over_one, over_least = over_full, over_low
+    if narrow:
+        over_one, over_least = (
+            make(one, MR, NR, units),
+            make(replace(low, vectors=1), MR, NR, units),
+        )
     finish = make_hook(tile, out, program, turned)
     straight = program is None and not turned
     row, out_size = NR * size, out.size
@@ -285,7 +317,9 @@ def make_convolution(
     P, F = (tile.rows, tile.columns) if rows else (tile.columns, tile.rows)
     few = short_rows(tile) if rows else lanes
     if units is not None:
-        pack = make_pack_rows(P, lanes, uint8, acc, by_table, flips(x_type, units[0]))
+        # Bytes of a pixel in a chunk: of all that one instruction takes at once.
+        chunk = units[0].size if tile.block > 1 else CHUNK * size
+        pack = make_pack_rows(P, lanes, uint8, acc, by_table, flips(x_type, units[0]), chunk)
         source = uint8
     else:
         make_packing = make_pack_rows if rows else make_pack_columns
@@ -294,6 +328,8 @@ def make_convolution(
     pack_adjacent = no_pack if rows else make_pack(P, lanes, x_type, acc)
     panel_a, panel_b = units or (acc, acc)
     own_row = CHUNK * size if rows else P * size
+    if tile.block > 1:
+        own_row = panel_a.size
     x_size = source.size
     group = 1 if units is None else units[0].group
     row, high_rows = tile.columns * size, tile.rows

@@ -96,9 +96,9 @@ def make_runs(panel: int, lanes: int, source: DType, wide: DType):
     return copy_run, zero_run
 
 
-def make_byte_runs(panel: int, lanes: int, flip: bool):
-    """The same for bytes in units of four; flip: they are signed and move up by 128."""
-    row = CHUNK * 4
+def make_byte_runs(panel: int, lanes: int, flip: bool, row: int):
+    """The same for bytes in units of four; flip: they are signed and move up by 128. row: bytes
+    of a pixel in a chunk."""
     vector = lanes * 4
 
     def moved(v):
@@ -153,21 +153,28 @@ def make_byte_runs(panel: int, lanes: int, flip: bool):
 
 
 def make_pack_rows(
-    panel: int, lanes: int, source: DType, wide: DType, by_table: bool, flip: bool | None = None
+    panel: int,
+    lanes: int,
+    source: DType,
+    wide: DType,
+    by_table: bool,
+    flip: bool | None = None,
+    chunk: int = 0,
 ):
     """pack(...) into the rows form; channels are adjacent in memory.
 
     pack(dst, x, find, first, left, used, height, outer_taps, inner_taps, channels, width,
     channel_step, pixel_step, begin, some, outside): `left` pixels from `first` on, `used` rows of
     the panel; steps in elements; of the channels `some` from `begin` on (here all of them);
-    outside: see `make_runs`. flip: of bytes in units, None for values.
+    outside: see `make_runs`. flip, chunk: of bytes in units, None for values.
     """
     size = source.size
     row_bytes = CHUNK * wide.size
     if flip is None:
         copy_run, zero_run = make_runs(panel, lanes, source, wide)
     else:
-        copy_run, zero_run = make_byte_runs(panel, lanes, flip)
+        row_bytes = chunk
+        copy_run, zero_run = make_byte_runs(panel, lanes, flip, chunk)
 
     def by_arithmetic(dst, x, find, first, left, used, height, outer_taps, inner_taps, channels,
                       width, channel_step, pixel_step, begin, some, outside):  # fmt: skip

@@ -29,9 +29,9 @@ from gemm.convolution.packing import CHUNK
 from gemm.convolution.routine import Routine
 from gemm.convolution.specs import ConvolutionSpec, FilterSpec
 from gemm.grouping import flips
-from gemm.microkernels.dtypes import DType, TileShape, uint8
-from gemm.planner import workers_for
-from gemm.targets import element_type, levels
+from gemm.microkernels.dtypes import DType, TileShape, int8, uint8
+from gemm.planner import block_units, workers_for
+from gemm.targets import element_type, levels, tile_of_blocks
 from gemm.threads import get_num_threads
 
 TABLE = 1 << 20
@@ -49,7 +49,8 @@ class Panels:
     tile: the machine's. form: 'rows', where they are operand B and width its
     columns, or 'columns', where they are operand A and width its rows (loops.py). data: (groups,
     panels, K, width) of the accumulator's type, aligned to cache lines. With units, (groups,
-    panels, 1 + K / 4, width) of 32 bits: the sum of each filter, then four k in each. depth: K.
+    panels, 1 + K / 4, width) of 32 bits: the sum of each filter, then four k in each, K rounded up
+    to whole units. depth: K.
     """
 
     level: str
@@ -126,7 +127,8 @@ def panels_of(
     if units is None:
         data = aligned((groups, wide, k, width), np.dtype(tile.dtype.name))
     else:
-        data = aligned((groups, wide, 1 + -(-k // 4), width), np.dtype(np.int32))
+        quads = -(-k // units[0].group) * units[0].group // 4
+        data = aligned((groups, wide, 1 + quads, width), np.dtype(np.int32))
         data[...] = 0
     for p in range(wide):
         part = matrix[:, :, p * width : (p + 1) * width]
@@ -302,14 +304,19 @@ class Ready(Launch):
         if form == "rows" and rule.channel_stride != 1 and channels != 1:
             raise Refused
         kind = element_type(source.dtype)
+        blocks = units is not None and units[0].size > 4
+        if blocks:
+            tile = tile_of_blocks(panels.level, tile.dtype, None)
+            units = block_units(panels.level, kind, int8, tile.dtype)
         surplus = 128 if units is not None and flips(kind, units[0]) else 0
         same = kind is tile.dtype and not by_table
+        whole = blocks and not by_table and channels * len(rule.axes[-1].offsets) % 64 == 0
         shift = self._adjacent(segments) if form == "columns" and not by_table else None
         if shift is not None:
             near = stays_near(channels, rule.channel_stride * size)
             lies = (0, 1) if same and near else (2, 1)
         else:
-            lies = self._as_it_lies(form == "rows" and same)
+            lies = self._as_it_lies(form == "rows" and (same or whole))
         self.offset = -(zero + surplus), (zero + surplus & 255) * 0x01010101, *lies
         self.spec = ConvolutionSpec(
             tile, kind, element_type(target.dtype), form, by_table, turned, program, units,
@@ -330,13 +337,14 @@ class Ready(Launch):
         self.team = _team(groups, images * each, wide, workers)
         self.workers = math.prod(self.team)
         group = 1 if units is None else units[0].group
-        room = planning.round_up(-(-k // group), CHUNK) * tile.rows * tile.dtype.size
+        unit = tile.dtype.size if units is None else units[0].size
+        room = planning.round_up(-(-k // group), 1 if blocks else CHUNK) * tile.rows * unit
         share = -(-images * each // self.team[1])
         if form == "columns":
             room = k * tile.columns * tile.dtype.size
         # Few filters stay in the second-level cache while pixels pass, panel by panel; many are
         # worth a block of panels each time they come.
-        far = k // group * filters * tile.dtype.size > NEAR
+        far = k // group * filters * unit > NEAR
         most = max(1, block_bytes() // max(room, 1))
         block = planning.balanced(share, most, 1) if far or form == "columns" else 1
         if lies == (0, 1) and not far:

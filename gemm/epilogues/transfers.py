@@ -123,12 +123,25 @@ def stored(w: Writer, index: int, dtype: DType) -> str:
     if kind != FLOAT:
         return w.as_int(index)
     value = w.as_float(index)
-    if dtype.name in LIMITS:
+    if dtype.name in LIMITS and not is_clamped(w, index, *LIMITS[dtype.name]):
         low, high = LIMITS[dtype.name]
         value = f"smaller(larger({value}, fill(sample, {low}.0)), fill(sample, {high}.0))"
-    elif dtype.bits > w.program.int_type.bits or dtype.kind == "u":
+    elif dtype.name not in LIMITS and (dtype.bits > w.program.int_type.bits or dtype.kind == "u"):
         raise TypeError(f"an epilogue does not convert floating-point values to {dtype}")
     return f"to_integer({value}, I)"
+
+
+def is_clamped(w: Writer, index: int, low: int, high: int) -> bool:
+    """Whether a value is min(max(x, a), b) of numbers low <= a <= b <= high already."""
+    nodes = w.program.nodes
+    bounds = []
+    for word in ("smaller", "larger"):
+        op, *rest = nodes[index]
+        if op != word or nodes[rest[1]][0] != "constant":
+            return False
+        bounds.append(nodes[rest[1]][1])
+        index = rest[0]
+    return low <= bounds[1] <= bounds[0] <= high
 
 
 def store_output(w: Writer, o: int, output: Output) -> None:

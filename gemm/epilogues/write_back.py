@@ -32,13 +32,15 @@ from .writer import Writer
 LINE = 64  # bytes that one request to memory brings
 
 
-def source(shape: TileShape, program: Program) -> tuple[str, dict[str, object]]:
-    """(text of the hook `write_back`, the names it uses)."""
+def source(
+    shape: TileShape, program: Program, resting: bool = False
+) -> tuple[str, dict[str, object]]:
+    """(text of the hook `write_back`, the names it uses); resting: as of `make_write_back`."""
     w = Writer(shape, program)
     lanes, per = shape.lanes, w.per
     w.put(0, "def write_back(t, c, rs, cs, m, n, row, column, batch, extra):")
     put_origin(w)
-    w.put(1, "rows = tile_spill(t, ACC)")
+    w.put(1, "rows = t" if resting else "rows = tile_spill(t, ACC)")
     w.put(1, f"index = ramp({lanes}, I)")
     used = w.used
     for i, operand in enumerate(program.operands):
@@ -116,13 +118,14 @@ def silent(piece, pieces, m, row, column, batch, extra):
     """Nothing will be touched but the output."""
 
 
-def make_write_back(shape: TileShape, program: Program):
-    """The write-back hook (see gemm/blocked.py, `make_store`) that runs a program."""
+def make_write_back(shape: TileShape, program: Program, resting: bool = False):
+    """The write-back hook (see gemm/blocked.py, `make_store`) that runs a program; resting: for a
+    tile that lies in memory already, row by row, `t` being its address."""
     if program.pairs and shape.vectors % 2:
         raise ValueError(
             f"a program of pairs needs an even number of vectors, tile {shape.rows}x"
             f"{shape.columns} has {shape.vectors} of {shape.lanes} lanes"
         )
-    text, scope = source(shape, program)
+    text, scope = source(shape, program, resting)
     exec(compile(text, "<epilogue>", "exec"), scope)
     return scope["write_back"]

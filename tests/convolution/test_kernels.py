@@ -250,3 +250,58 @@ def test_the_weight_gradient_is_one_chain_whatever_the_boxes(dtype, limit, monke
     engine.product(np.moveaxis(dy, 1, 0).reshape(5, -1).copy(), rows, wanted)
     wanted = np.moveaxis(wanted.reshape(5, 3, 3, 4), -1, 1).astype(dtype)
     assert same_bits(c.conv2d_weight(x, (5, 4, 3, 3), dy, 1, 1), wanted)
+
+
+@pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
+@pytest.mark.parametrize("x_dtype", ["uint8", "int8"])
+@pytest.mark.parametrize(
+    "case",
+    [
+        # (batch, channels, height, width, filters, kernel, stride): whole units, a tail of k and
+        # of filters, pixels that are read as they lie and pixels at a border.
+        (1, 64, 10, 40, 64, 1, 1),
+        (2, 64, 9, 35, 70, 3, 1),
+        (1, 3, 12, 13, 20, 3, 2),
+        (1, 128, 7, 7, 33, 3, 1),
+    ],
+)
+def test_bytes_are_requantised_in_the_write_back(case, x_dtype, layout):
+    """Against float32 arithmetic of NumPy on exact sums, one factor a filter."""
+    import gemm
+    from gemm.epilogues import as_type, nearest
+
+    @gemm.epilogue
+    def requantised(acc, scale, zero):
+        return as_type(min(max(nearest(acc * scale) + zero, 0.0), 255.0), "uint8")
+
+    rng = np.random.default_rng(0)
+    n, channels, h, w, count, kernel, stride = case
+    limits = np.iinfo(x_dtype)
+    x = rng.integers(limits.min, limits.max + 1, (n, channels, h, w)).astype(x_dtype)
+    filters_ = rng.integers(-128, 128, (count, channels, kernel, kernel)).astype("i1")
+    sums = c.conv2d(
+        x.astype("i8") - 3, filters_.astype("i8"), None, stride, kernel // 2, algorithm="im2col"
+    )
+    scale = rng.uniform(0.001, 0.01, count).astype("f4") / np.float32(np.sqrt(channels))
+    wanted = np.rint(sums.astype("i4").astype("f4") * scale[:, None, None]) + np.float32(120)
+    wanted = np.clip(wanted, 0, 255).astype("u1")
+    a = x if layout == "NCHW" else np.moveaxis(x, 1, -1).copy()
+    packed = c.pack_filters(filters_)
+    for _ in range(2):  # the second call repeats the first
+        bound = requantised(scale=scale, zero=np.float32(120))
+        got = c.conv2d(a, packed, None, stride, kernel // 2, layout=layout, x_zero_point=3,
+                       epilogue=bound)  # fmt: skip
+        got = got if layout == "NCHW" else np.moveaxis(got, -1, 1)
+        np.testing.assert_array_equal(got, wanted)
+
+
+def test_whole_blocks_multiply_bytes_where_the_machine_has_them():
+    level = default_level()
+    if not machine().levels[0].unit.blocks:
+        pytest.skip(f"{level} multiplies no whole blocks")
+    x, w = np.ones((1, 8, 8, 64), "u1"), np.ones((64, 64, 3, 3), "i1")
+    np.testing.assert_array_equal(
+        c.conv2d(x, w, layout=("NHWC", "OIHW", "NHWC")), np.full((1, 6, 6, 64), 576)
+    )
+    ran = [text for name, text in kernels.loaded() if "ConvolutionSpec" in text]
+    assert any("in blocks" in text for text in ran)
