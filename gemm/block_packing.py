@@ -22,6 +22,7 @@ from gemm.microkernels.dtypes import DType, TileShape, int32, int64, uint8, uint
 from gemm.microkernels.vocabulary import (
     load,
     load_lanes,
+    prefetch,
     recast,
     shift,
     store,
@@ -32,6 +33,7 @@ from gemm.microkernels.vocabulary import (
 )
 
 PIECES = 16
+ROWS = 4  # pieces read side by side: as many streams as prefetchers follow
 
 
 def make_pack_blocks(panel: int, lanes: int, source: DType, unit: DType, whole: bool):
@@ -81,16 +83,24 @@ def make_pack_blocks(panel: int, lanes: int, source: DType, unit: DType, whole: 
         else:
             return shift(dst, p * line + at * 4)
 
-    def pack_adjacent(dst, src, across, left, k):
-        # The values of one k are adjacent.
+    def pack_rows(dst, src, across, panels, k):
+        # Whole panels of whole pieces, a few rows of memory at a time to all of them.
+        panel_step = (k * size + 63) // 64 * step
         pieces = k // each
-        if left >= panel:
-            for p in range(pieces):
-                from_ = shift(src, p * each * across)
-                for at in range(0, panel, lanes):
-                    v = pieces_of(shift(from_, at * size), across, lanes, each)
-                    store_lanes(place(dst, p, at), v, lanes)
-        else:
+        for top in range(0, pieces, ROWS):
+            for q in range(panels):
+                to = shift(dst, q * panel_step)
+                from_ = shift(src, q * panel * size)
+                for p in range(top, min(top + ROWS, pieces)):
+                    row = shift(from_, p * each * across)
+                    for at in range(0, panel, lanes):
+                        v = pieces_of(shift(row, at * size), across, lanes, each)
+                        store_lanes(place(to, p, at), v, lanes)
+
+    def pack_adjacent(dst, src, across, left, k):
+        # The values of one k are adjacent. Whole pieces of whole panels are there already.
+        pieces = k // each
+        if left < panel:
             for p in range(pieces):
                 from_ = shift(src, p * each * across)
                 for at in range(0, panel, lanes):
@@ -124,6 +134,7 @@ def make_pack_blocks(panel: int, lanes: int, source: DType, unit: DType, whole: 
                 from_ = recast(shift(src, min(i, left - 1) * along), int32)
                 to = shift(dst, i * 64)
                 for q in range(units):
+                    prefetch(shift(from_, panel * along + q * 64))  # of the next panel
                     store_lanes(shift(to, q * step), load_lanes(shift(from_, q * 64), 16, 16), 16)
         else:
             for q in range(units):
@@ -152,15 +163,17 @@ def make_pack_blocks(panel: int, lanes: int, source: DType, unit: DType, whole: 
         dst = recast(dst, int32)
         src = recast(src, bits)
         units = (k * size + 63) // 64
+        if along == size:
+            pack_rows(dst, src, across, count // panel, k)
         for first in range(0, count, panel):
             left = min(panel, count - first)
             at = shift(src, first * along)
             if along == size:
                 pack_adjacent(dst, at, across, left, k)
             elif across == size:
-                done = k * size // 64
-                pack_whole(dst, at, along, left, done)
-                pack_strided(dst, at, along, across, left, k, done)
+                complete = k * size // 64
+                pack_whole(dst, at, along, left, complete)
+                pack_strided(dst, at, along, across, left, k, complete)
             else:
                 pack_strided(dst, at, along, across, left, k, 0)
             dst = shift(dst, units * step)

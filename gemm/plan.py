@@ -80,6 +80,9 @@ def cache_blocks(tile, caches, unit=None) -> Blocks:
     # The narrow panel keeps to a good half of the first level, and a wide one does not sweep it.
     deepest = DEEPEST if unit is None else DEEPEST * 4 // size
     kc = int(min(0.6 * l1.size / (MR * size), 0.67 * l1.size / (NR * size), deepest))
+    if unit is not None:
+        # Blocks take both panels from the second level as fast, and partial tiles cost more.
+        kc = int(1.35 * l1.size / (NR * size))
     kc = max(deep, kc // deep * deep)
     # Second level: two fifths of it, for A and C pass through and a sibling may share it.
     share = l2.size / max(1, l2.shared_by)
@@ -120,10 +123,18 @@ DEEPEST_UNPACKED = 1024
 
 def fit(blocks: Blocks, tile, m: int, n: int, k: int, scratch_home: bool, unit=None) -> Blocks:
     """Blocks rebalanced for a problem; a scratch home bounds MC and the band of columns."""
+    if unit is not None:
+        # A B that the second level holds is packed once, and A a few panels at a time.
+        kc, wide = round_up(max(k, 1), unit.group), round_up(max(n, 1), tile.columns)
+        held = blocks.kc * blocks.nc
+        if kc <= blocks.kc and wide * kc <= 1.5 * held:
+            return replace(blocks, mc=balanced(m, 64, tile.rows), kc=kc, nc=wide, band=wide)
     mc = balanced(m, min(blocks.mc, 1024) if scratch_home else blocks.mc, tile.rows)
     kc = balanced(k, blocks.kc, 4 if unit is None else unit.group)
     nc = balanced(n, blocks.nc, tile.columns)
-    band = nc * max(1, 512 // nc) if scratch_home else round_up(max(n, 1), tile.columns)
+    # One block of K rests nowhere.
+    rests = scratch_home and k > kc
+    band = nc * max(1, 512 // nc) if rests else round_up(max(n, 1), tile.columns)
     return replace(blocks, mc=mc, kc=kc, nc=nc, band=band)
 
 

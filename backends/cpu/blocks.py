@@ -15,6 +15,7 @@ from numba.core import cgutils, types
 from gemm.microkernels import vocabulary as words
 
 from .. import values
+from . import dots
 from . import lowering as vectors
 
 I8, I64 = ir.IntType(8), ir.IntType(64)
@@ -155,6 +156,40 @@ def tile_load(context, builder, sig, args):
     return ir.Constant(I8, 0)
 
 
+def _has_pairs(context, shape, dtype) -> bool:
+    """Whether one instruction narrows two vectors of accumulators to `dtype`."""
+    features = context.machine_target.features
+    pairs = shape.vectors % 2 == 0 and shape.dtype.kind == "f"
+    return dtype.name == "bfloat16" and pairs and dots.has(features, "avx512bf16")
+
+
+def _narrowed_rows(builder, shape, p, step):
+    """A whole tile as bfloat16 by way of the stack, two vectors an instruction. It takes subnormal
+    numbers as zero, and the products that fill accumulators of floats leave none."""
+    slot, slot_step = _slot(builder, shape)
+    _write(builder, shape, slot, slot_step)
+    narrow = ir.VectorType(dots.BFloat(), 2 * shape.lanes)
+    bits = shape.lanes * shape.dtype.bits
+    for i in range(shape.rows):
+        at = vectors.advance(builder, slot, i * slot_step.constant)
+        row = vectors.advance(builder, p, builder.mul(vectors.int64(i), step))
+        for v in range(0, shape.vectors, 2):
+            low, high = (
+                vectors.read(
+                    builder,
+                    vectors.advance(builder, at, (v + j) * ROW_BYTES),
+                    shape.dtype,
+                    shape.lanes,
+                )
+                for j in (0, 1)
+            )
+            both = dots.call(
+                builder, f"llvm.x86.avx512bf16.cvtne2ps2bf16.{bits}", narrow, [high, low]
+            )
+            to = vectors.advance(builder, row, v * shape.lanes * 2)
+            builder.store(both, builder.bitcast(to, narrow.as_pointer()), align=1)
+
+
 def tile_store(context, builder, sig, args):
     """Whole tiles of accumulators directly; else, rows by way of the stack."""
     dtype, shape, p = sig.args[0].dtype, sig.args[2].shape, args[0]
@@ -175,12 +210,16 @@ def tile_store(context, builder, sig, args):
                 left = builder.sub(n, vectors.int64(column))
                 vectors.write_lanes(context, builder, to, vector, dtype, left)
 
-    if not _is_accumulator(shape, dtype):
+    if _is_accumulator(shape, dtype):
+        write_whole = _write
+    elif _has_pairs(context, shape, dtype):
+        write_whole = _narrowed_rows
+    else:
         by_rows()
         return
     with builder.if_else(_whole(builder, shape, m, n), likely=True) as (then, otherwise):
         with then:
-            _write(builder, shape, p, step)
+            write_whole(builder, shape, p, step)
         with otherwise:
             by_rows()
 

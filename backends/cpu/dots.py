@@ -11,7 +11,7 @@ from ..conversions import splat
 I16, I32 = ir.IntType(16), ir.IntType(32)
 
 
-class _BFloat(Type):
+class BFloat(Type):
     """LLVM's bfloat, which llvmlite does not name."""
 
     null = "0.0"
@@ -21,10 +21,10 @@ class _BFloat(Type):
         return "bfloat"
 
     def __eq__(self, other):
-        return isinstance(other, _BFloat)
+        return isinstance(other, BFloat)
 
     def __hash__(self):
-        return hash(_BFloat)
+        return hash(BFloat)
 
     def format_constant(self, value):
         return str(value)
@@ -35,7 +35,7 @@ def has(features: str, *wanted: str) -> bool:
     return all(f"+{name}" in present for name in wanted)
 
 
-def _call(builder, name, result, arguments):
+def call(builder, name, result, arguments):
     kind = ir.FunctionType(result, [x.type for x in arguments])
     return builder.call(cgutils.get_or_insert_function(builder.module, kind, name), arguments)
 
@@ -57,23 +57,23 @@ def accumulate(context, builder, unit: str, a, b, acc):
     lanes = acc.type.count
     bits = lanes * 32
     if unit == "bfloat16x2":
-        kind = ir.VectorType(_BFloat(), 2 * lanes)
+        kind = ir.VectorType(BFloat(), 2 * lanes)
         pair = [builder.bitcast(x, kind) for x in (a, b)]
-        return _call(builder, f"llvm.x86.avx512bf16.dpbf16ps.{bits}", acc.type, [acc, *pair])
+        return call(builder, f"llvm.x86.avx512bf16.dpbf16ps.{bits}", acc.type, [acc, *pair])
     if unit == "int8x4":
         kind = ir.VectorType(ir.IntType(8), 4 * lanes)
         quads = [builder.bitcast(x, kind) for x in (a, b)]
-        return _call(builder, f"llvm.x86.avx512.vpdpbusd.{bits}", acc.type, [acc, *quads])
+        return call(builder, f"llvm.x86.avx512.vpdpbusd.{bits}", acc.type, [acc, *quads])
     kind = ir.VectorType(I16, 2 * lanes)
     name = None
     if has(features, "avx512vnni") and bits == 512:
         halves = [builder.bitcast(x, kind) for x in (a, b)]
-        return _call(builder, f"llvm.x86.avx512.vpdpwssd.{bits}", acc.type, [acc, *halves])
+        return call(builder, f"llvm.x86.avx512.vpdpwssd.{bits}", acc.type, [acc, *halves])
     if context.machine_target.triple.startswith("x86_64"):
         name = {128: "sse2.pmadd.wd", 256: "avx2.pmadd.wd", 512: "avx512.pmaddw.d.512"}.get(bits)
     if name is not None:
         halves = [builder.bitcast(x, kind) for x in (a, b)]
-        product = _call(builder, f"llvm.x86.{name}", acc.type, halves)
+        product = call(builder, f"llvm.x86.{name}", acc.type, halves)
         return in_order(context, builder, builder.add(acc, product))
     sixteen = splat(acc.type, 16)
     for part in ("low", "high"):

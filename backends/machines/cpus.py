@@ -39,8 +39,8 @@ LEVELS = (
         "amx",
         "x86_64",
         "skylake-avx512",
-        _VNNI + ",+amx-tile,+amx-bf16,+amx-int8",
-        _flags(_AVX512_FLAGS + " avx512_vnni amx_tile amx_bf16 amx_int8 amx_permitted"),
+        _VNNI + ",+avx512bf16,+amx-tile,+amx-bf16,+amx-int8",
+        _flags(_AVX512_FLAGS + " avx512_vnni avx512_bf16 amx_tile amx_bf16 amx_int8 amx_permitted"),
         VectorUnit(
             registers=32,
             bytes=64,

@@ -304,3 +304,21 @@ def test_the_ceiling_is_that_of_whole_blocks():
         assert spec.units[0] is UNITS[unit] and spec.tile.block == 16
         blocks = ceiling.fma_rate(dtype, level="amx", seconds=0.002, repeats=2)
         assert blocks > ceiling.fma_rate(dtype, level="avx512", seconds=0.002, repeats=2)
+
+
+@needs_registers
+def test_whole_tiles_are_narrowed_as_the_integers_do():
+    """The instruction that narrows two vectors against ml_dtypes: ties, infinities, NaN, limits."""
+    a = bfloats((64, 32), 5)
+    a[:, 1:] = 0
+    b = np.zeros((32, 64), BFLOAT16)
+    b[0] = np.float32(1) + np.arange(64, dtype="f4") / 64
+    a[:32, 0] = np.ldexp(np.float32(1) + np.arange(32, dtype="f4") / 128, np.arange(-126, 128, 8))
+    a[32, 0], a[33, 0], a[34, 0] = np.inf, -np.inf, np.nan
+    wide, narrow = into(a, b, "f4"), into(a, b, BFLOAT16)
+    expected = wide.astype(BFLOAT16)
+    numbers = ~np.isnan(wide)
+    assert same_bits(narrow[numbers].view("u2"), expected[numbers].view("u2"))
+    assert np.isnan(narrow.astype("f4")[~numbers]).all() and not numbers.all()
+    ties = (wide.view("u4") & 0xFFFF) == 0x8000
+    assert ties.sum() > 100
