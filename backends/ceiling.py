@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from gemm.microkernels.arithmetic import bit_or
 from gemm.microkernels.dtypes import DTYPES, UNITS, DType, TileShape, int64
 from gemm.microkernels.selection import VectorUnit, select_blocks
 from gemm.microkernels.vocabulary import (
@@ -21,6 +22,7 @@ from gemm.microkernels.vocabulary import (
     outer_accumulate,
     recast,
     shift,
+    store_lanes,
     tile_load,
     tile_multiply_add,
     tile_store,
@@ -233,6 +235,12 @@ class _Work:
             values = np.random.default_rng(0).integers(0, 128, shape) * 0x10001 + 0x3F003F00
             kind = spec.tile.dtype
             self.data = values.astype(f"i{kind.size}").view(kind.name)
+        # Blocks that cross cache lines would be measured, else.
+        room = np.empty(self.data.nbytes + 64, np.uint8)
+        start = -room.ctypes.data % 64
+        aligned = room[start : start + self.data.nbytes].view(self.data.dtype)
+        aligned[:] = self.data.reshape(-1)
+        self.data = aligned
         self.table = np.array([self.data.ctypes.data, 0], int64.name)
 
     def run(self, steps: int) -> float:
@@ -249,6 +257,68 @@ def _level(name: str | None) -> CPULevel:
     if name not in levels:
         raise ValueError(f"level={name!r}: this machine runs {', '.join(levels)}")
     return levels[name]
+
+
+def make_read(lanes: int):
+    """read(data, found, blocks): `blocks` x 8 vectors of int64 at data, or-ed into found."""
+    size = lanes * int64.size
+
+    def read(data, found, blocks):
+        a = b = c = d = load_lanes(data, lanes, lanes)
+        for _ in range(blocks):
+            a = bit_or(a, load_lanes(data, lanes, lanes))
+            b = bit_or(b, load_lanes(shift(data, size), lanes, lanes))
+            c = bit_or(c, load_lanes(shift(data, 2 * size), lanes, lanes))
+            d = bit_or(d, load_lanes(shift(data, 3 * size), lanes, lanes))
+            a = bit_or(a, load_lanes(shift(data, 4 * size), lanes, lanes))
+            b = bit_or(b, load_lanes(shift(data, 5 * size), lanes, lanes))
+            c = bit_or(c, load_lanes(shift(data, 6 * size), lanes, lanes))
+            d = bit_or(d, load_lanes(shift(data, 7 * size), lanes, lanes))
+            data = shift(data, 8 * size)
+        store_lanes(found, bit_or(bit_or(a, b), bit_or(c, d)), lanes)
+
+    read.label = "ceiling read"  # type: ignore[attr-defined]
+    return read
+
+
+@dataclass(frozen=True)
+class ReadSpec:
+    """The loop of reads as a kernel of the cache."""
+
+    lanes: int
+
+    def build(self):
+        return make_read(self.lanes), (int64, int64, "integer")
+
+
+def reader(array: np.ndarray, level: str | None = None):
+    """A callable that reads a C-contiguous array once, in order, and does nothing else."""
+    found = _level(level)
+    lanes = found.unit.lanes(int64)
+    entry = kernels.entry(found, ReadSpec(lanes))
+    result = np.zeros(lanes, np.int64)
+    blocks = array.nbytes // (64 * lanes)
+    if not array.flags.c_contiguous or not blocks:
+        raise ValueError(f"a reader needs {64 * lanes} adjacent bytes or more")
+    table = np.array([array.ctypes.data, result.ctypes.data, blocks], np.int64)
+    held = (array, result)
+
+    def read():
+        entry(table.ctypes.data, 0)
+        return held
+
+    return read
+
+
+def read_bandwidth(nbytes: int = 1 << 27, repeats: int = 5) -> float:
+    """Bytes a second when one thread reads `nbytes` once, best of `repeats`."""
+    read = reader(np.ones(nbytes // 8))
+    best = float("inf")
+    for _ in range(repeats):
+        started = time.perf_counter()
+        read()
+        best = min(best, time.perf_counter() - started)
+    return nbytes / best
 
 
 def bandwidth(nbytes: int = 1 << 27, repeats: int = 5) -> float:

@@ -90,12 +90,28 @@ def make_store(shape: TileShape, out: DType):
     return store_tile
 
 
+def every_column(columns, row, column):
+    """How many of `columns` columns from `column` on are computed for the panel at `row`."""
+    return columns
+
+
+def make_lower(panel: int):
+    """The same where only tiles on and below the diagonal are computed (symmetric.py)."""
+
+    def lower(columns, row, column):
+        return max(0, min(columns, row + panel - column))
+
+    return lower
+
+
 def make_macro_kernel(shape: TileShape, write_back, unroll: int, flip: bool = False, units=None,
-                      announce=silent, halves: bool = False, unpacked_a: bool = False):  # fmt: skip
+                      announce=silent, halves: bool = False, unpacked_a: bool = False,
+                      reach=every_column, out: DType | None = None):  # fmt: skip
     """Loops 2 and 1: an MC x NC block of the output from a packed block of A and one of B.
 
     halves: panels are as in halves.py. unpacked_a: `a` are rows where they lie, `a_rs` bytes apart,
-    and `rest` has room for one panel of them.
+    and `rest` has room for one panel of them. reach: columns that a row panel needs. out: type of
+    the output, None for that of the tile.
     flip: each tile first loses the surplus `sums` of its columns. (row, column): where the block
     starts in matrix `batch` of the output. announce: is told of each tile
     while it is computed.
@@ -107,6 +123,8 @@ def make_macro_kernel(shape: TileShape, write_back, unroll: int, flip: bool = Fa
     a_step = MR * factor
     b_step = NR * value
     tile_row = NR * size
+    out = out or shape.dtype
+    out_row = NR * out.size
 
     def by_halves(t, a, a_row, a_step, b, b_step, n, rows):
         k = values_of(rows)
@@ -123,6 +141,27 @@ def make_macro_kernel(shape: TileShape, write_back, unroll: int, flip: bool = Fa
         return outer_accumulate(t, minus, 0, sums, NR)
 
     without_surplus = lose if flip else lambda t, minus, sums: t
+
+    def expect_home(home, home_rs, c, rs, first, last):
+        for i in range(MR):
+            for line in range(0, tile_row, LINE):
+                prefetch(shift(home, i * home_rs + line))
+
+    def expect_resting(home, home_rs, c, rs, first, last):
+        if not (first and last):
+            expect_home(home, home_rs, c, rs, first, last)
+
+    def expect_either(home, home_rs, c, rs, first, last):
+        if last:
+            for i in range(MR):
+                for line in range(0, out_row, LINE):
+                    prefetch(shift(c, i * rs + line))
+        else:
+            expect_home(home, home_rs, c, rs, first, last)
+
+    expect = expect_home if out is shape.dtype else expect_either
+    if announce is not silent:
+        expect = expect_resting  # a program's results go elsewhere
 
     if unpacked_a:
         panel_of_a, a_step = make_rows_of_a(MR, shape.lanes, factor), factor
@@ -159,22 +198,19 @@ def make_macro_kernel(shape: TileShape, write_back, unroll: int, flip: bool = Fa
         return product(t, a, a_row, b, jr, kb)
 
     whole = unannounced if announce is silent else announced
-    rests_always = announce is silent  # a program's results go elsewhere
 
     def macro_kernel(a, a_rs, rest, b, sums, home, home_rs, c, rs, cs, mc, nc, kb, first, last,
                      row, column, batch, extra):  # fmt: skip
         for ir in range(0, mc, MR):
             m = min(MR, mc - ir)
             a_panel, a_row = panel_of_a(a, a_rs, rest, ir, m, kb)
-            for jr in range(0, nc, NR):
+            for jr in range(0, reach(nc, row + ir, column), NR):
                 n = min(NR, nc - jr)
                 b_panel = shift(b, jr * kb * value)
                 resting = shift(home, ir * home_rs + jr * size)
-                if rests_always or not (first and last):
-                    for i in range(MR):  # the next tile's resting place, while this is computed
-                        beyond = shift(resting, i * home_rs + tile_row)
-                        for line in range(0, tile_row, LINE):
-                            prefetch(shift(beyond, line))
+                # Where the next tile goes, while this one is computed.
+                expect(shift(resting, tile_row), home_rs, shift(c, ir * rs + (jr + NR) * cs), rs,
+                       first, last)  # fmt: skip
                 if first:
                     t = tile_zeros(shape)
                 else:
@@ -270,6 +306,7 @@ def make_blocked(
     ready_b: bool = False,
     resume: bool = False,
     unpacked_a: bool = False,
+    triangle: bool = False,
 ):
     """The whole product for one worker of a team; see the parameters of `blocked` below.
 
@@ -277,7 +314,8 @@ def make_blocked(
     the panels for a dot-product instruction (grouping.py) or of a complex product's components
     (components.py), None for values as they are. ready_b: b lies in panels already (packed.py):
     brs is the step of a unit of k over all columns, bcs 0. unpacked_a: rows of A, adjacent along k
-    and of the accumulator's type, are read where they lie.
+    and of the accumulator's type, are read where they lie. triangle: only the tiles on and below
+    the diagonal, with workers over rows alone.
     """
     MR, NR, acc, size = shape.rows, shape.columns, shape.dtype, shape.dtype.size
     pack_a, pack_b, group = make_packs(shape, a_type, b_type, units)
@@ -288,8 +326,10 @@ def make_blocked(
     wide = panel_b.size
     write_back = make_store(shape, out) if program is None else make_write_back(shape, program)
     announce = make_announce(shape, program)
+    reach = make_lower(MR) if triangle else every_column
     macro_kernel = make_macro_kernel(shape, write_back, unroll, flip, units, announce, halves,
-                                     unpacked_a)  # fmt: skip
+                                     unpacked_a, reach, out)  # fmt: skip
+    start = triangle_start if triangle else share_start
     rows_of_k = shape.dtype.components if units else 1
 
     def rows_of_values(depth):
@@ -319,23 +359,32 @@ def make_blocked(
 
     fresh = -1 if resume else 0  # the block of K that begins a chain
 
-    def packed_panels(packed_b, b, brs, bcs, pc, beside, column, width, depth, kb):
+    # All of B as one block is packed once for all blocks of rows, where nothing else changes it.
+    keep_b = shape.block > 1 and change_b is None and not triangle
+
+    def packed_panels(packed_b, b, brs, bcs, pc, beside, column, width, depth, kb, kept):
         pack_b(packed_b, shift(b, pc * brs + beside * bcs), bcs, brs, width, depth)
         return packed_b
 
-    def ready_panels(packed_b, b, brs, bcs, pc, beside, column, width, depth, kb):
+    def ready_panels(packed_b, b, brs, bcs, pc, beside, column, width, depth, kb, kept):
         return recast(shift(b, pc // group * brs + column * kb * wide), panel_b)
 
-    panels_of_b = ready_panels if ready_b else packed_panels
+    def kept_panels(packed_b, b, brs, bcs, pc, beside, column, width, depth, kb, kept):
+        if not kept:
+            pack_b(packed_b, shift(b, pc * brs + beside * bcs), bcs, brs, width, depth)
+        return packed_b
+
+    panels_of_b = ready_panels if ready_b else kept_panels if keep_b else packed_panels
 
     def rectangle(a, b, c, home, m, n, k, ars, acs, brs, bcs, rs, cs, hrs, mc, kc, nc, band,
                   packed_a, packed_b, first_row, first_column, batch, extra):  # fmt: skip
         blocks = max(1, (k + kc - 1) // kc)
         sums = recast(shift(packed_b, nc * ((kc + group - 1) // group) * size + 1024), acc)
         for left in range(0, n, band):
-            columns = min(band, n - left)
+            beyond = min(band, n - left)
             for ic in range(0, m, mc):
                 height = min(mc, m - ic)
+                columns = reach(beyond, first_row + ic + height - MR, first_column + left)
                 if hrs == 0:
                     resting = recast(shift(c, ic * rs + left * cs), acc)
                     resting_rs = rs
@@ -352,8 +401,9 @@ def make_blocked(
                         width = min(nc, columns - jc)
                         beside = left + jc
                         first = first_column + beside
+                        kept = ic > 0 and blocks == 1 and n <= nc
                         panels = panels_of_b(packed_b, b, brs, bcs, pc, beside, first, width,
-                                             depth, kb)  # fmt: skip
+                                             depth, kb, kept)  # fmt: skip
                         prepare_b(panels, width, depth, first, pc, batch, extra)
                         if flip:
                             surplus(sums, panels, width, kb)
@@ -396,9 +446,9 @@ def make_blocked(
         packed_b = recast(shift(mine, a_room), panel_b)
         home = recast(shift(mine, a_room + b_room), acc)
         share_b = worker // (team_m * team_n)
-        top = share_start(m, MR, team_m, worker // team_n % team_m)
+        top = start(m, MR, team_m, worker // team_n % team_m)
         left = share_start(n, NR, team_n, worker % team_n)
-        rows = share_start(m, MR, team_m, worker // team_n % team_m + 1) - top
+        rows = start(m, MR, team_m, worker // team_n % team_m + 1) - top
         columns = share_start(n, NR, team_n, worker % team_n + 1) - left
         if rows > 0 and columns > 0:
             for index in range(share_b * batch // team_b, (share_b + 1) * batch // team_b):
@@ -417,3 +467,11 @@ def share_start(extent, unit, shares, index):
     """Where share `index` of `shares` begins: whole units, the last share takes what is left."""
     each = ((extent + unit - 1) // unit + shares - 1) // shares * unit
     return min(extent, index * each)
+
+
+def triangle_start(extent, unit, shares, index):
+    """As share_start for the rows of a triangle: shares of one area."""
+    start = 0
+    while start < extent and start * start * shares < index * extent * extent:
+        start += unit
+    return min(start, extent)

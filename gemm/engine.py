@@ -5,11 +5,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from . import slices, symmetric
-from .execution import batches, execute
-from .planner import SKINNY_ROWS, SMALL_WORK, grain, inner_plan, make_plan
+from .execution import Arranged, address, batches, execute
+from .planner import (
+    NARROW,
+    SKINNY_ROWS,
+    SMALL_WORK,
+    grain,
+    inner_plan,
+    is_narrow,
+    make_plan,
+)
 from .targets import (
     accumulator,
     check_level,
@@ -57,6 +67,7 @@ def product(
     epilogue=None,
     split_k=None,
     resume=False,
+    subnormals=None,
 ):
     """out[...] = alpha * (a @ b) + beta * out.
 
@@ -67,8 +78,14 @@ def product(
     threads: workers at most; kernel: 'LEVEL[:MRxNR][:MC,KC,NC]' forces one. epilogue: a program
     whose main output is `out`. split_k: parts of K that are summed afterwards (split_k.py).
     resume: each chain goes on from what `out`, of the accumulator's dtype, holds: K in several
-    calls is one chain.
+    calls is one chain. subnormals: 'keep' (as None) or 'flush'.
     """
+    flush = flushes(subnormals, a.dtype)
+    if flush and (epilogue is not None or split_k is not None or alpha != 1 or beta != 0):
+        raise ValueError(
+            "subnormals='flush' goes with no epilogue= or split_k=, and with alpha=1, beta=0: got "
+            f"split_k={split_k}, alpha={alpha}, beta={beta}"
+        )
     if split_k is not None:
         from . import split_k as parts
 
@@ -97,14 +114,15 @@ def product(
             raise ValueError(
                 f"resume needs adjacent columns of the accumulator's dtype: {out.dtype}"
             )
-        execute(plan, a, b, out, batch, rows, scratch_home)
+        execute(plan, a, b, out, batch, rows, scratch_home, flush=flush)
         return
     if kernel is None and symmetric.applies(a, b, out):
+        allowed = get_num_threads() if threads is None else checked(threads)
         symmetric.product(a, b, out, lambda x, y, part: product(
-            x, y, part, accumulate=accumulate, threads=threads
-        ))  # fmt: skip
+            x, y, part, accumulate=accumulate, threads=threads, subnormals=subnormals
+        ), accumulate, allowed, flush)  # fmt: skip
         return
-    if turned(out, a.shape[-1]):
+    if not narrow(a, b, out, accumulate, kernel) and turned(out, a.shape[-1]):
         # A real chain does not see which operand is called A.
         a, b, out = b.swapaxes(-1, -2), a.swapaxes(-1, -2), out.swapaxes(-1, -2)
     allowed = get_num_threads() if threads is None else checked(threads)
@@ -113,7 +131,7 @@ def product(
         parts = slices.of(a, b, out, allowed)
     for part in parts:
         plan, batch, rows, scratch_home = planned(*part, accumulate, allowed, kernel)
-        execute(plan, *part, batch, rows, scratch_home)
+        execute(plan, *part, batch, rows, scratch_home, flush=flush)
     if not kernel and a.dtype is out.dtype and a.dtype not in _through_the_door:
         from . import door as doorkeeper
 
@@ -122,6 +140,18 @@ def product(
 
 
 _through_the_door: set[np.dtype] = set()
+
+
+def flushes(subnormals, dtype: np.dtype) -> bool:
+    """Whether subnormals= asks for flushing; ValueError for another word, TypeError for a dtype
+    that has no subnormal numbers."""
+    if subnormals in (None, "keep"):
+        return False
+    if subnormals != "flush":
+        raise ValueError(f"subnormals={subnormals!r}: expected 'keep' or 'flush'")
+    if element_type(dtype).kind not in "fc":
+        raise TypeError(f"subnormals='flush': {dtype} has no subnormal numbers")
+    return True
 
 
 def turned(out, k: int) -> bool:
@@ -133,6 +163,17 @@ def turned(out, k: int) -> bool:
     if cs != out.itemsize and rs == out.itemsize:
         return True
     return n <= SKINNY_ROWS < m and m * n * k > SMALL_WORK
+
+
+def narrow(a, b, out, accumulate=None, kernel=None) -> bool:
+    """Whether the product is one of narrow.py, which no transposition helps."""
+    if kernel or out.shape[-1] > NARROW or a.dtype.kind != "f":
+        return False
+    (m, k), n = a.shape[-2:], b.shape[-1]
+    kind, to = element_type(a.dtype), element_type(out.dtype)
+    acc = accumulator(kind, to, accumulate)
+    return is_narrow(kind, element_type(b.dtype), acc, m, n, k, _layout(b, b.itemsize),
+                     out.strides[-1] == out.itemsize, a.strides[-1] == a.itemsize)  # fmt: skip
 
 
 def _layout(b, size: int) -> str:
@@ -171,16 +212,19 @@ def _with_epilogue(a, b, out, epilogue, accumulate, alpha, beta, threads, kernel
           common=out.dtype)  # fmt: skip
 
 
-def inner(x, y, out, *, conjugate=False, accumulate=None, threads=None, kernel=None) -> None:
+def inner(x, y, out, *, conjugate=False, accumulate=None, threads=None, kernel=None,
+          subnormals=None) -> None:  # fmt: skip
     """x, y (*batch, K) -> out (*batch,): one inner product each, as gemm/chains.py adds them.
 
     Dtypes and options as of `product`; conjugate: x, where it is complex.
     """
+    flush = flushes(subnormals, x.dtype)
     if out.size == 0:
         return
     allowed = get_num_threads() if threads is None else checked(threads)
     plan, batch, rows = inner_planned(x, y, out, conjugate, accumulate, allowed, kernel)
-    execute(plan, x[..., None, :], y[..., :, None], out[..., None, None], batch, rows, False)
+    execute(plan, x[..., None, :], y[..., :, None], out[..., None, None], batch, rows, False,
+            flush=flush)  # fmt: skip
     if not kernel and x.dtype is y.dtype is out.dtype and x.dtype not in _through_the_inner_door:
         from . import door as doorkeeper
 
@@ -230,8 +274,70 @@ def plain(x1, x2, out):
         or np.may_share_memory(out, x2)
     ):
         return None
-    product(x1, x2, out)
+    if len(shape) == 2:
+        product(x1, x2, out)
+    else:
+        _batch(x1, x2, out)
     return out
+
+
+MOST_BATCHES = 256
+_batches: dict[tuple, list] = {}  # [Arranged, calls] of what is like a call before
+MOST_TINY = 32  # sizes of matrices that have a kernel of their own in a process
+LONG_BATCH = 32  # matrices along the first axis from which it pays
+PATIENCE = 16  # calls before such a kernel is worth its compilation
+_tiny: set[object] = set()
+
+
+def _batch(x1, x2, out) -> None:
+    """out = x1 @ x2 of batches of one shape; small ones are arranged once for all such calls."""
+    key = (x1.shape, x1.strides, x2.strides, out.shape, out.strides, x1.dtype, get_num_threads(),
+           environment("GEMM_ISA"))  # fmt: skip
+    found = _batches.get(key)
+    if found is None:
+        k = x1.shape[-1]
+        if not 0 < out.size * k <= slices.LONG or turned(out, k):
+            product(x1, x2, out)
+            return
+        plan, batch, rows, scratch_home = planned(x1, x2, out, None, key[-2], None)
+        if plan.spec.family != "direct" or plan.level == "reference":
+            product(x1, x2, out)
+            return
+        plan = _own_kernel(plan, x1, x2, out, compile_missing=False)
+        found = [Arranged(plan, x1, x2, out, batch, rows, scratch_home), 0]
+        if len(_batches) >= MOST_BATCHES:
+            _batches.clear()
+        _batches[key] = found
+    found[1] += 1
+    if found[1] == PATIENCE and len(out) >= LONG_BATCH:
+        plan = _own_kernel(found[0].plan, x1, x2, out, compile_missing=True)
+        batch, rows = batches(out.shape[:-2], x1.strides[:-2], x2.strides[:-2], out.strides[:-2])
+        found[0] = Arranged(plan, x1, x2, out, batch, rows, False)
+    found[0].run(address(x1), address(x2), address(out))
+
+
+def _own_kernel(plan, x1, x2, out, compile_missing: bool):
+    """The plan, or one with a kernel for the matrices' sizes (tiny.py) where that can be had."""
+    from gemm.backends.cpu import kernels
+
+    from .tiny import Sizes, tile_of
+
+    kind = plan.spec.tile.dtype
+    sizes = Sizes(x1.shape[-2], x2.shape[-1], x1.shape[-1])
+    dense = all(x.strides[-2:] == (x.shape[-1] * x.itemsize, x.itemsize) for x in (x1, x2, out))
+    unit, _ = unit_of(plan.level)
+    tile = tile_of(sizes, unit.lanes(kind), unit.registers, kind)
+    if not dense or tile is None or kind.kind == "c" or plan.spec.a is not kind:
+        return plan
+    spec = replace(plan.spec, family="tiny", tile=tile, sizes=sizes)
+    if len(_tiny) >= MOST_TINY and spec not in _tiny:
+        return plan
+    level = levels()[plan.level]
+    if not compile_missing and kernels.stored(level, repr(spec)) is None:
+        return plan
+    _tiny.add(spec)
+    why = (*plan.why, f"a kernel for {sizes.m} x {sizes.k} by {sizes.k} x {sizes.n}")
+    return replace(plan, spec=spec, why=why)
 
 
 def door(x1, x2, out):

@@ -7,6 +7,7 @@ plans run at the same time: a few times workers * (MC * KC + KC * NC) elements.
 from __future__ import annotations
 
 import ctypes
+import functools
 import math
 import os
 import struct
@@ -154,6 +155,7 @@ class Prepared:
 
     def __init__(self, plan: Plan, scratch_home: bool, k: int):
         blocks, tile = plan.blocks, plan.spec.tile
+        self.plan_level = plan.level
         size = tile.dtype.size
         a_room, b_room = planning.rooms(blocks, tile, plan.spec.unpacked_a)
         self.home_rs = blocks.band * size if scratch_home else 0
@@ -174,6 +176,13 @@ class Prepared:
             self.entry = kernels.entry(level, plan.spec)
             if plan.workers > 1:
                 self.team = team(level)
+
+    @functools.cached_property
+    def flushed(self):
+        """Calls the entry with subnormal operands and results taken as zero."""
+        from gemm.backends.cpu.flush import flushed
+
+        return flushed(levels()[self.plan_level])
 
 
 class Arranged:
@@ -197,31 +206,39 @@ class Arranged:
         # The table of arguments between the addresses of arrays and that of the epilogue's table.
         self.middle = _fixed.pack(*self.integers, address(self.dims), *plan.team)
 
-    def run(self, a: int, b: int, out: int, extra: int = 0) -> None:
-        """The kernel on these addresses; extra: of an epilogue's table."""
+    def run(self, a: int, b: int, out: int, extra: int = 0, flush: bool = False) -> None:
+        """The kernel on these addresses; extra: of an epilogue's table; flush: subnormal operands
+        and results are zero."""
         ready = self.ready
         space = take_space(ready.space)
         try:
             table = _addresses.pack(a, b, out, space[1]) + self.middle + _one.pack(extra)
             arguments = content(table)
-            if ready.team is None:
-                ready.entry(arguments, 0)
+            if ready.team is not None:
+                ready.team.run(ready.entry.address, arguments, self.plan.workers, flush)
+            elif flush:
+                ready.flushed(ready.entry.address, arguments, 0, 0, 0)
             else:
-                ready.team.run(ready.entry.address, arguments, self.plan.workers)
+                ready.entry(arguments, 0)
         finally:
             give_space(space)
 
 
-def execute(plan: Plan, a, b, out, batch: int, rows, scratch_home: bool, extra=None) -> None:
+def execute(plan: Plan, a, b, out, batch: int, rows, scratch_home: bool, extra=None,
+            flush: bool = False) -> None:  # fmt: skip
     """out = a @ b as `plan` says. rows: as from `batches`; extra: table of an epilogue's
-    operands, int64 (on the reference target an arithmetic.Table)."""
+    operands, int64 (on the reference target an arithmetic.Table); flush: subnormal operands and
+    results are zero."""
+    if flush and plan.level == "reference":
+        raise ValueError("subnormals='flush': the reference target keeps subnormal numbers")
     arranged = Arranged(plan, a, b, out, batch, rows, scratch_home)
     if plan.level == "reference":
         _execute_reference(
             plan, a, b, out, arranged.ready.space, arranged.integers, arranged.dims, extra
         )
         return
-    arranged.run(address(a), address(b), address(out), 0 if extra is None else address(extra))
+    at = 0 if extra is None else address(extra)
+    arranged.run(address(a), address(b), address(out), at, flush)
 
 
 def _execute_reference(plan, a, b, out, nbytes: int, integers, dims, extra) -> None:

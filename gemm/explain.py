@@ -16,12 +16,12 @@ def explain(a: Any, b: Any, out: Any = None, **options: Any) -> str:
     """How `matmul(a, b, out)` would be computed: kernel, tile, blocks, path, threads, and why.
 
     a (..., M, K), b (..., K, N), out (..., M, N) or None: arrays, of which only shapes, strides
-    and dtypes are read. options: accumulate, threads and kernel as in `matmul`. Nothing is
+    and dtypes are read. options: accumulate, threads, kernel, subnormals as in `matmul`. Nothing is
     compiled or computed. Raises ValueError for shapes that do not match and for a kernel that
     cannot be had, TypeError for a dtype the engine does not compute.
     """
     a, b = np.asarray(a), np.asarray(b)
-    unknown = options.keys() - {"accumulate", "threads", "kernel"}
+    unknown = options.keys() - {"accumulate", "threads", "kernel", "subnormals"}
     if unknown:
         raise TypeError(f"explain() got an unexpected keyword argument {min(unknown)!r}")
     if a.ndim < 1 or b.ndim < 1:
@@ -60,7 +60,7 @@ def _plan_lines(a, b, out, shape, k: int, dtype, options) -> list[str]:
         x = _core(a, shape[:-2], 0)
         y = _core(b, shape[:-2], 1)
         target = _like(np.empty(()), dtype, shape) if out is None else out.reshape(shape)
-        if engine.turned(target, k):
+        if not engine.narrow(x, y, target, accumulate, kernel) and engine.turned(target, k):
             x, y, target = y.swapaxes(-1, -2), x.swapaxes(-1, -2), target.swapaxes(-1, -2)
         parts = list(slices.of(x, y, target, allowed))
         plan = engine.planned(*parts[0], accumulate, allowed, kernel)[0]
@@ -76,6 +76,10 @@ def _plan_lines(a, b, out, shape, k: int, dtype, options) -> list[str]:
     over_batch, over_m, over_n = plan.team
     share = f" ({over_batch} over the batch, {over_m} over M, {over_n} over N)"
     lines.append(f"threads: {plan.workers}{share if plan.workers > 1 else ''}")
+    if engine.flushes(options.get("subnormals"), dtype):
+        lines.append(
+            "subnormals: flushed; operands and results of each step that are subnormal are 0"
+        )
     if len(parts) > 1:
         lines.append(f"slices: {len(parts)}, so that an interrupt is answered between them")
     return [*lines, *(f"why: {reason}" for reason in plan.why)]
@@ -97,7 +101,7 @@ def _core(x: np.ndarray, batch: tuple[int, ...], side: int) -> np.ndarray:
 
 def _path(a, b, out, dtype, shape, k: int, options) -> str:
     """The way into machine code."""
-    if options.get("kernel") or options.get("accumulate") or options.get("threads"):
+    if any(options.values()):
         return "from Python (a keyword was given)"
     if os.environ.get("GEMM_DOOR") == "0" or os.environ.get("GEMM_ISA"):
         return "from Python (the environment closes the door)"

@@ -22,7 +22,9 @@ from gemm import operands, originals
 _SHARED_KEYWORDS = frozenset(
     ("casting", "order", "dtype", "subok", "signature", "sig", "axes", "axis")
 )
-_ENGINE_KEYWORDS = frozenset(("accumulate", "threads", "kernel", "epilogue", "split_k"))
+_ENGINE_KEYWORDS = frozenset(
+    ("accumulate", "threads", "kernel", "epilogue", "split_k", "subnormals")
+)
 _LATER_KEYWORDS = ("device", "precision")
 
 

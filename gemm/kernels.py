@@ -21,7 +21,9 @@ class KernelSpec:
 
     program: the write-back's; units: element types of the panels (grouping.py), None for values.
     ready_b: B comes as panels (packed.py). resume: chains go on from what `out` holds.
-    unpacked_a: rows of A are read where they lie.
+    unpacked_a: rows of A are read where they lie. triangle: only tiles on and below the diagonal
+    are computed (symmetric.py). sizes: of the matrices of a batch that has a kernel of its own
+    (tiny.py).
     """
 
     family: str
@@ -35,6 +37,8 @@ class KernelSpec:
     ready_b: bool = False
     resume: bool = False
     unpacked_a: bool = False
+    triangle: bool = False
+    sizes: object = None
 
     def unpacked(self) -> KernelSpec:
         """The same on rows of A in place. More steps of k in a row would have their factors
@@ -66,6 +70,7 @@ class KernelSpec:
                 self.ready_b,
                 self.resume,
                 self.unpacked_a,
+                self.triangle,
             )
         elif self.family == "direct":
             from .small import make_direct
@@ -79,6 +84,18 @@ class KernelSpec:
             from .chains import make_inner
 
             function = make_inner(tile, a, b, out, self.family != "inner")
+        elif self.family == "tiny":
+            from .tiny import make_tiny
+
+            function = make_tiny(tile, a, b, out, self.sizes)
+        elif self.family == "narrow":
+            from .narrow import make_narrow
+
+            function = make_narrow(tile, a, b, out)
+        elif self.family == "mirror":
+            from .mirror import make_mirror
+
+            function = make_mirror(tile, out)
         elif self.family == "small":
             from .small import make_small
 

@@ -28,7 +28,8 @@ def matmul(x1: Any, x2: Any, /, out: Any = None, **keywords: Any) -> Any:
     Keywords of NumPy: casting='same_kind', order='K', dtype=None, subok=True, signature, axes.
     Keywords of this package: accumulate (dtype of the accumulator), threads, kernel (name of a
     micro-kernel), epilogue, split_k (parts of K, summed in order afterwards: for small outputs over
-    a huge K; the rounding is then that of the parts).
+    a huge K; the rounding is then that of the parts), subnormals ('flush': subnormal operands and
+    results of each step are zero, docs/numerics.md; default 'keep').
 
     Device arrays (any object with `__cuda_array_interface__` or DLPack on a device) are multiplied
     where they are, on the caller's stream, and the result is of the caller's kind; device='cuda'
@@ -168,7 +169,7 @@ def _conjugate_inner(problem: gufunc.Problem, out: np.ndarray) -> None:
 
 def _is_inner(problem: gufunc.Problem) -> bool:
     """True when engine.inner takes the options."""
-    return problem.options.keys() <= {"accumulate", "threads", "kernel"}
+    return problem.options.keys() <= {"accumulate", "threads", "kernel", "subnormals"}
 
 
 def _conjugate(x: np.ndarray) -> np.ndarray:

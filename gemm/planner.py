@@ -46,6 +46,7 @@ SMALL_WORK = 48**3  # multiply-adds up to which packing costs more than it saves
 DIRECT_WORK = 120**3  # the same where nothing is widened and no side is skinny
 SKINNY_ROWS = 8  # rows up to which B is read in place, along memory
 SKINNY_ROWS_ACROSS = 4  # the same where B must be transposed, which each group of rows repeats
+NARROW = 16  # columns up to which a tall A is read in place, along its rows
 
 
 def small_tile(level: str, acc: DType) -> TileShape:
@@ -59,13 +60,23 @@ def direct_limit(a: DType, b: DType, acc: DType) -> int:
     return DIRECT_WORK if a.name == b.name == acc.name else SMALL_WORK
 
 
+def is_narrow(a: DType, b: DType, acc: DType, m: int, n: int, k: int, b_layout: str,
+              adjacent: bool, rows_adjacent: bool) -> bool:  # fmt: skip
+    """Whether A, its rows adjacent in memory, is tall enough to be read in place (narrow.py)."""
+    same = a.name == b.name == acc.name and acc.kind != "c"
+    layouts = rows_adjacent and b_layout == "columns" and adjacent
+    return same and layouts and SKINNY_ROWS_ACROSS < n <= NARROW < m and m * n * k > SMALL_WORK
+
+
 def family(a: DType, b: DType, acc: DType, m: int, n: int, k: int, b_layout: str, adjacent: bool,
-           workers: int) -> str:  # fmt: skip
-    """Which kernel family a problem takes, its smaller side along M.
+           workers: int, rows_adjacent: bool = False) -> str:  # fmt: skip
+    """Which kernel family a problem takes, its smaller side along M unless A is tall and narrow.
 
     b_layout: 'columns' or 'rows' of B are adjacent in memory, or 'none'; adjacent: the output's
-    columns are; workers: those the work pays for.
+    columns are; workers: those the work pays for; rows_adjacent: A's rows are.
     """
+    if is_narrow(a, b, acc, m, n, k, b_layout, adjacent, rows_adjacent):
+        return "narrow"
     work = m * n * k
     wide = min(m, n) > SKINNY_ROWS and workers == 1 and work <= direct_limit(a, b, acc)
     if b_layout == "columns" and adjacent and (work <= SMALL_WORK or wide):
@@ -88,11 +99,14 @@ def make_plan(a: DType, b: DType, out: DType, acc: DType, m: int, n: int, k: int
     chosen = "blocked"
     free = shape is None and named is None and not resume
     if free and (program is None or program.suits(b_layout)):
-        chosen = family(a, b, acc, m, n, k, b_layout, adjacent, -(-threads // batch))
+        chosen = family(a, b, acc, m, n, k, b_layout, adjacent, -(-threads // batch),
+                        a_rows and program is None)  # fmt: skip
     if acc.kind == "f" and block_units(level, a, b, acc):
         chosen = "blocked"  # the unit's order of additions is its own: every shape takes it
     if chosen == "direct" and program is None:
         return _direct(level, a, b, out, acc, batch, threads)
+    if chosen == "narrow":
+        return _narrow(level, a, b, out, acc, m, n, threads)
     if chosen == "skinny":
         return _skinny(level, a, b, out, acc, m, n, threads, program)
     return _blocked(level, shape, named, a, b, out, acc, m, n, k, batch, scratch_home, threads,
@@ -108,6 +122,20 @@ def _direct(level, a, b, out, acc, batch, threads) -> Plan:
     blocks = planning.Blocks(tile.rows, 1, tile.columns, tile.columns)
     spec = KernelSpec("direct", tile, a, b, out)
     return Plan(level, spec, blocks, (max(1, min(threads, batch)), 1, 1), why)
+
+
+def _narrow(level, a, b, out, acc, m, n, threads) -> Plan:
+    lanes = unit_of(level)[0].lanes(acc)
+    while lanes // 2 >= n:
+        lanes //= 2
+    vectors = -(-n // lanes)
+    # Accumulators for the latency of the multiply-adds; a row of B and a copied line beside them.
+    rows = max(4, min(16, (unit_of(level)[0].registers - 4 - vectors) // vectors))
+    tile = TileShape(rows, vectors, lanes, acc)
+    threads = max(1, min(threads, m // (4 * rows)))
+    why = (f"{n} columns: A is read once along memory, so its bandwidth decides",)
+    blocks = planning.Blocks(rows, 1, tile.columns, tile.columns)
+    return Plan(level, KernelSpec("narrow", tile, a, b, out), blocks, (1, threads, 1), why)
 
 
 def inner_spec(a: DType, b: DType, out: DType, acc: DType, conjugate: bool = False) -> KernelSpec:

@@ -1,24 +1,29 @@
 """A matrix times its own transpose: the lower half is computed, the upper half mirrored.
 
-Element (i, j) and element (j, i) are the same chain for real types, so the bits are those of
-the whole product. Row blocks of the lower triangle are ordinary products:
+Element (i, j) and element (j, i) are the same chain for real types, so the bits are those of the
+whole product. Both operands are packed once; the loops visit tiles on and below the diagonal:
 
-    +----+
-    | I0 |  . . . .
-    +----+----+          block row I:  out[I, :end] = A[I] @ A[:end].T
-    | I1      |  . .     then each block above the diagonal is the transpose of its twin
-    +---------+----+
-    | I2           |
-    +--------------+
+    +--+  .  .  .
+    |  +--+  .  .       a product too long for one call (slices.py) goes by rows: the part left of
+    |     +--+  .       the diagonal block is an ordinary product, the block itself a triangle
+    |        +--+
+    +-----------+       then mirror.py fills in the dots
 """
 
 from __future__ import annotations
 
-from .execution import address
+import functools
+from dataclasses import replace
 
-SMALLEST = 384  # rows below which halving does not pay
-BLOCKS = 8
-MIRROR = 64  # side of the blocks that the mirroring moves
+from . import planner, slices
+from .execution import address, execute
+from .kernels import KernelSpec
+from .mirror import BITS, square_of
+from .plan import Blocks, Plan
+from .targets import accumulator, default_level, element_type, unit_of
+
+SMALLEST = 128  # rows below which halving does not pay
+DEEP = 64  # K below which mirroring costs what halving saves
 
 
 def applies(a, b, out) -> bool:
@@ -30,25 +35,47 @@ def applies(a, b, out) -> bool:
         and a.strides == b.strides[::-1]
         and a.dtype is b.dtype
         and out.dtype.kind != "c"
-        and a.shape[1] >= 64
+        and a.shape[1] >= DEEP
+        and out.itemsize in out.strides
         and address(a) == address(b)
     )
 
 
-def product(a, b, out, multiply) -> None:
-    """out = a @ b, by multiply(a, b, out) on parts."""
-    n = len(out)
-    side = max(128, -(-n // BLOCKS))
+@functools.lru_cache(maxsize=512)
+def plans(level: str, kind, to, acc, n: int, k: int, threads: int,
+          a_rows: bool) -> tuple[Plan, Plan]:  # fmt: skip
+    """(the triangle's, the mirror's) of n rows; threads: workers at most; a_rows: A's rows are
+    adjacent along k."""
+    workers = planner.workers_for(level, acc, n * n * k // 2, threads)
+    whole = planner._blocked(level, None, None, kind, kind, to, acc, n, n, k, 1,
+                             to.name != acc.name, 1, None, None, a_rows=a_rows)  # fmt: skip
+    why = (*whole.why, "b is a's transpose: half is computed, half mirrored")
+    triangle = replace(whole, spec=replace(whole.spec, triangle=True), team=(1, workers, 1),
+                       why=why)  # fmt: skip
+    square, bits = square_of(unit_of(level)[0].bytes, to), BITS[to.size]
+    spec = KernelSpec("mirror", square, bits, bits, bits)
+    blocks = Blocks(square.rows, 1, square.columns, square.columns)
+    return triangle, Plan(level, spec, blocks, (1, workers, 1), why)
+
+
+def product(a, b, out, multiply, accumulate, allowed: int, flush: bool) -> None:
+    """out = a @ b, by multiply(a, b, out) where a part is no triangle; allowed: workers at most;
+    flush: as of execution.execute."""
+    if out.strides[-1] != out.itemsize:
+        out = out.T
+    n, k = a.shape
+    kind, to = element_type(a.dtype), element_type(out.dtype)
+    acc = accumulator(kind, to, accumulate)
+    level, a_rows = default_level(), a.strides[-1] == a.itemsize
+    side = n
+    while side * side * k // 2 > slices.LONG * allowed and side > slices.COLUMNS:
+        side = -(-side // 2)
     for top in range(0, n, side):
         end = min(n, top + side)
-        multiply(a[top:end], b[:, :end], out[top:end, :end])
-    mirror(out)
-
-
-def mirror(out) -> None:
-    """Copies the lower triangle of a square array onto the upper one."""
-    n = len(out)
-    for top in range(0, n, MIRROR):
-        end = min(n, top + MIRROR)
-        out[top:end, end:] = out[end:, top:end].T
-        # The diagonal block was computed whole.
+        if top:
+            multiply(a[top:end], b[:, :top], out[top:end, :top])
+        triangle, _ = plans(level, kind, to, acc, end - top, k, allowed, a_rows)
+        execute(triangle, a[top:end], b[:, top:end], out[top:end, top:end], 1, (),
+                to.name != acc.name, flush=flush)  # fmt: skip
+    _, mirror = plans(level, kind, to, acc, n, k, allowed, a_rows)
+    execute(mirror, out, out, out, 1, (), False)

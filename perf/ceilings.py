@@ -27,6 +27,12 @@ def copy_bandwidth(threads: int = 1, nbytes: int = 2**27, repeats: int = 7) -> f
     return 2 * 8 * share * threads / best
 
 
+def read_bandwidth(nbytes: int = 2**26) -> float:
+    """Bytes a second of one thread whose compiled loop reads `nbytes` once."""
+    module = importlib.import_module("gemm.backends.ceiling")
+    return float(module.read_bandwidth(nbytes))
+
+
 def fma_rate(dtype: str, threads: int = 1) -> float | str:
     """Flops a second of a compiled loop of independent FMAs, or why it is not measured."""
     try:

@@ -14,6 +14,7 @@ from typing import Literal
 import numpy as np
 
 import gemm
+from gemm.backends import ceiling
 
 
 @dataclass
@@ -30,7 +31,7 @@ class Row:
     check: Callable[[], bool]
     least: float | None = None
     scale: float = 1.0
-    also: tuple[Callable[[], object], str, float, float] | None = None
+    also: tuple[Callable[[], object], str, float, float | None] | None = None
 
 
 def torch_module():
@@ -137,7 +138,8 @@ def shaped(dtype: str, m: int, n: int, k: int, least: float | None, rng, order="
 
 
 def matrix_vector(dtype: str, order: Literal["C", "F"], mebibytes: int, least: float, rng) -> Row:
-    """A row times a matrix in memory, its bytes over those that a copy moves a second."""
+    """A row times a matrix in memory, its bytes over those that a copy moves a second, or over
+    those of a loop that reads the same matrix in the order of memory and does nothing else."""
     k = 4096
     n = (mebibytes << 20) // (k * np.dtype(dtype).itemsize)
     a = random((1, k), dtype, rng)
@@ -145,8 +147,10 @@ def matrix_vector(dtype: str, order: Literal["C", "F"], mebibytes: int, least: f
     c = np.empty((1, n), dtype)
     source = np.ones(mebibytes << 17, np.float64)
     target = np.empty_like(source)
+    read = ceiling.reader(b if order == "C" else b.T)
+    moved = b.nbytes / (2 * source.nbytes)
     return of(f"{dtype} 1x{k}x{n} {order}", a, b, c, lambda: np.copyto(target, source), "copy",
-              least, scale=b.nbytes / (2 * source.nbytes))  # fmt: skip
+              least, scale=moved, also=(read, "read", 1.0, 0.95))  # fmt: skip
 
 
 def layout(dtype: str, n: int, kind: str, least: float, rng) -> Row:
@@ -162,11 +166,16 @@ def layout(dtype: str, n: int, kind: str, least: float, rng) -> Row:
 
 
 def subnormal(dtype: str, n: int, least: float, rng) -> Row:
-    """Operands whose products are subnormal against normal ones."""
+    """Operands whose products are subnormal, with subnormals='flush', against normal ones; beside
+    it the same without."""
     a, b = random((n, n), dtype, rng), random((n, n), dtype, rng)
     c, d = np.empty((n, n), dtype), np.empty((n, n), dtype)
     small = (a * float(np.finfo(dtype).tiny) / 64).astype(dtype)
-    return of(f"{dtype} n={n} subnormal", small, b, c, product(a, b, d), "own normal", least)
+    row = of(f"{dtype} n={n} subnormal", small, b, c, product(a, b, d), "own normal", least)
+    exact = row.ours
+    row.ours = lambda: gemm.matmul(small, b, out=c, subnormals="flush")
+    row.also = exact, "own exact", 1.0, None
+    return row
 
 
 def split(dtype: str, m: int, n: int, k: int, parts: int, rng) -> Row:

@@ -5,8 +5,8 @@
 A row's contenders run one after the other in each round, on fresh random operands; its score is
 the median over rounds of the ratio within a round (perf/cpu_cases.py says of what), with the
 quartiles beside it. Results are checked first, against float64 or exact integers. The
-multiply-add ceilings and the copy bandwidth of the run stand above the table. Variables that
-steer OpenBLAS are unset in a fresh process.
+multiply-add ceilings and the bandwidths of copying and reading in the run stand above the table.
+Variables that steer OpenBLAS are unset in a fresh process.
 """
 
 from __future__ import annotations
@@ -90,7 +90,8 @@ def table(threads: int, options: argparse.Namespace, rng) -> None:
     peaks = {d: ceiling.fma_rate(d, threads) for d in ("float32", "float64")}
     rates = ", ".join(f"{d} {rate / 1e9:.0f} GFLOP/s" for d, rate in peaks.items())
     print(f"\n{threads} thread(s); multiply-add ceiling {rates}; one thread copies"
-          f" {ceiling.bandwidth() / 1e9:.1f} GB/s (read + written)")  # fmt: skip
+          f" {ceiling.bandwidth() / 1e9:.1f} GB/s (read + written), reads"
+          f" {ceiling.read_bandwidth() / 1e9:.1f} GB/s")  # fmt: skip
     print(f"{'case':<28}{'ours':>11}{'GOP/s':>9}{'% peak':>7}   score         wanted")
     part, parts = map(int, options.part.split("/"))
     reached = wanted = 0

