@@ -37,6 +37,9 @@ class _Family:
     """Base of the families: `setup` checks the result and warms up, as everywhere in gemm.perf."""
 
     param_names = ["case"]
+    # A shared processor runs at one of two speeds for up to seconds: samples of several moments.
+    rounds = 6
+    repeat = (10, 30, 2.0)
 
     def setup(self, label):
         name, _, number = label.rpartition(" x ")
