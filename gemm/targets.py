@@ -121,6 +121,7 @@ def unit_of(level: str):
     return found.unit, found.fused
 
 
+@functools.lru_cache(maxsize=256)
 def tile_for(level: str, acc: DType, shape: tuple[int, int] | None, pairs: bool = False):
     """The register tile: selected, or the one named, refused with the numbers when illegal.
 

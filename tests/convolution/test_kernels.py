@@ -305,3 +305,63 @@ def test_whole_blocks_multiply_bytes_where_the_machine_has_them():
     )
     ran = [text for name, text in kernels.loaded() if "ConvolutionSpec" in text]
     assert any("in blocks" in text for text in ran)
+
+
+# -- channels first ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("turned", [True, False])
+@pytest.mark.parametrize("kernel, stride", [(1, 1), (3, 1), (3, 2)])
+def test_small_images_are_turned_and_large_ones_are_not(turned, kernel, stride, monkeypatch):
+    """Both ways give the bits of the explicit matrix, and the one that was asked for ran."""
+    from gemm.convolution import channels_last
+
+    monkeypatch.setattr(channels_last, "pays", lambda *_: turned)
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((3, 20, 9, 13)).astype("f4")
+    w = rng.standard_normal((37, 20, kernel, kernel)).astype("f4")
+    wanted = c.conv2d(x, w, None, stride, kernel // 2, algorithm="im2col")
+    packed = c.pack_filters(w)
+    for _ in range(2):
+        got = c.conv2d(x, packed, None, stride, kernel // 2, threads=2)
+        assert same_bits(got, wanted)
+    (call,) = packed.calls.values()
+    assert isinstance(call.repeat.ready, channels_last.Turned) is turned
+    if turned:
+        assert any("TurnSpec" in text for _, text in kernels.loaded())
+
+
+def test_pixels_of_an_output_that_are_adjacent_along_one_axis_only():
+    """The last axis has one position, so its step says nothing about the pixels."""
+    rng = np.random.default_rng(0)
+    x = rng.integers(-9, 9, (1, 3, 3, 1)).astype("f4")
+    w = rng.integers(-9, 9, (3, 3, 3, 1)).astype("f4")
+    got = c.conv_transpose2d(x, w, None, (3, 1))
+    wanted = np.einsum("nchw,cokl->nohkw", x, w).reshape(1, 3, 9, 1)
+    np.testing.assert_array_equal(got, wanted)
+
+
+@pytest.mark.parametrize("groups", [1, 2, 8])
+@pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
+def test_a_repeated_call_packs_the_filters_it_is_given(groups, layout):
+    rng = np.random.default_rng(0)
+    x = rng.integers(-4, 5, (1, 8, 12, 12)).astype("f4")
+    bias = np.zeros(16 if groups < 8 else 8, "f4")
+    for step in range(3):
+        w = rng.integers(-4, 5, (len(bias), 8 // groups, 3, 3)).astype("f4")
+        bias = bias + step
+        wanted = c.conv2d(x, w, None, 1, 1, 1, groups, algorithm="im2col")
+        wanted = wanted + bias[:, None, None]
+        a, b = (x, w) if layout == "NCHW" else (np.moveaxis(v, 1, -1).copy() for v in (x, w))
+        got = c.conv2d(a, b, bias, 1, 1, 1, groups, layout=layout)
+        got = got if layout == "NCHW" else np.moveaxis(got, -1, 1)
+        np.testing.assert_array_equal(got, wanted)
+
+
+def test_the_calls_that_are_remembered_are_bounded():
+    from gemm.convolution import calls
+
+    w = np.ones((2, 1, 3, 3), "f4")
+    for n in range(4, 4 + 2 * calls.RECENT):
+        c.conv2d(np.ones((1, 1, n, 4), "f4"), w)
+        assert len(calls.recent) <= calls.RECENT
