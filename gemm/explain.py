@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from . import door, engine, slices
+from . import door, engine, slices, symmetric
 from . import operands as operand_rules
 from .threads import checked, get_num_threads
 
@@ -64,6 +64,8 @@ def _plan_lines(a, b, out, shape, k: int, dtype, options) -> list[str]:
             x, y, target = y.swapaxes(-1, -2), x.swapaxes(-1, -2), target.swapaxes(-1, -2)
         parts = list(slices.of(x, y, target, allowed))
         plan = engine.planned(*parts[0], accumulate, allowed, kernel)[0]
+        if kernel is None and symmetric.applies(x, y, target):
+            plan = symmetric.planned(x, target, accumulate, allowed)
     tile, blocks = plan.spec.tile, plan.blocks
     lines = [
         f"kernel: {plan.level}, {plan.spec.family}, tile {tile.rows}x{tile.columns}, "

@@ -58,6 +58,14 @@ def plans(level: str, kind, to, acc, n: int, k: int, threads: int,
     return triangle, Plan(level, spec, blocks, (1, workers, 1), why)
 
 
+def planned(a, out, accumulate, allowed: int) -> Plan:
+    """The plan of the triangle of a whole product."""
+    kind, to = element_type(a.dtype), element_type(out.dtype)
+    acc = accumulator(kind, to, accumulate)
+    n, k = a.shape
+    return plans(default_level(), kind, to, acc, n, k, allowed, a.strides[-1] == a.itemsize)[0]
+
+
 def product(a, b, out, multiply, accumulate, allowed: int, flush: bool) -> None:
     """out = a @ b, by multiply(a, b, out) where a part is no triangle; allowed: workers at most;
     flush: as of execution.execute."""

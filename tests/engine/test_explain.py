@@ -28,6 +28,12 @@ def test_a_large_product(monkeypatch):
     assert "slices: " in gemm.explain(a, np.broadcast_to(a, (5, 1000, 1000)))
 
 
+def test_a_matrix_and_its_transpose():
+    a = np.zeros((700, 300))
+    assert "half is computed, half mirrored" in gemm.explain(a, a.T)
+    assert "mirrored" not in gemm.explain(a, a.T.copy())
+
+
 def test_what_it_names_is_what_runs():
     for shapes in (((80, 80), (80, 80)), ((8, 8), (8, 8)), ((2, 600), (600, 700))):
         a, b = (np.ones(shape) for shape in shapes)
