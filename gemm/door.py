@@ -73,8 +73,10 @@ def seen(dtype: DType, np_dtype: np.dtype, kind: str = "door") -> bool:
     tell about this dtype.
     """
     key = kind, dtype.name
-    if key in _served or np_dtype.num >= 24 or os.environ.get("GEMM_ISA"):
+    if key in _served or np_dtype.num >= 24:
         return True
+    if os.environ.get("GEMM_ISA"):
+        return False  # forced for now: the door would take the best level's kernels
     _calls[key] = _calls.get(key, 0) + 1
     if _calls[key] == 1 or _calls[key] == PATIENCE:
         with contextlib.suppress(RuntimeError):  # no compiler: Python answers as before

@@ -152,8 +152,8 @@ def ways(
         return [(product.Ready if adjacent else channels_last.Turned, "rows")]
     tries: list[tuple[Any, str]] = [(product.Ready, "columns")]
     if channels > 1 and out.size and channels_last.fits(source):
-        kinds = [targets.element_type(a.dtype) for a in (source, target)]
-        tile = targets.tile_for(targets.default_level(), targets.accumulator(*kinds), None)
+        given, kept = (targets.element_type(a.dtype) for a in (source, target))
+        tile = targets.tile_for(targets.default_level(), targets.accumulator(given, kept), None)
         taps, count = math.prod(len(a.offsets) for a in axes), target.shape[-1]
         pixels = math.prod(source.shape[3:]), math.prod(target.shape[2:-1])
         rows = product.filter_rows(tile.rows, count)

@@ -278,6 +278,8 @@ class Ready(Launch):
         x_image, c_image = source.strides[0], target.strides[1]
         fold = merged_step((images, *pixel_shape), (c_image, *pixel_steps))
         outer_rows = images * math.prod(pixel_shape[:-1])
+        if turned and fold != target.itemsize:
+            fold = None  # one pixel an image: the images' pixels need not be adjacent
         if images > 1 and program is None and fold is not None and outer_rows <= FOLDED_ROWS:
             axes = (Axis(images, images, 1, (0,)), *axes)
             strides, pixel_shape = (x_image, *strides), (images, *pixel_shape)

@@ -132,8 +132,10 @@ def test_ctrl_c_keeps_a_usable_partial_result_and_no_process(tmp_path):
     (tmp_path / "many").write_text(cases)
     command = [sys.executable, "-m", "gemm.perf", "peers", "--file", "many", "--rounds", "60"]
     run = subprocess.Popen(
-        command, cwd=tmp_path, env=_environment(), stdout=subprocess.PIPE, text=True
-    )
+        command, cwd=tmp_path, env=_environment(), stdout=subprocess.PIPE, text=True,
+        # A background job of a shell ignores the signal, and so would its children.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )  # fmt: skip
     end = time.monotonic() + 60
     while not (workers := _children(run.pid)) and time.monotonic() < end:
         time.sleep(0.2)

@@ -24,7 +24,8 @@ def test_nothing_changed_is_clean_and_raw_samples_are_kept(fake, sides):
     result = json.loads(json.dumps(one.result()))
     samples = result["cases"][0]["samples"]["screening"]
     assert [len(samples[s]) for s in ("base", "head")] == [8, 8]
-    assert len(samples["base"][0]) == one.rules.samples
+    # Fewer than asked for where the first call was slow.
+    assert FEWEST_SAMPLES <= len(samples["base"][0]) <= one.rules.samples
     assert result["complete"] and result["cases"][0]["number"] == 1
 
 
