@@ -22,6 +22,7 @@ from gemm.microkernels.dtypes import DType, TileShape
 from gemm.microkernels.vocabulary import (
     copy,
     load,
+    load_alternate,
     load_lanes,
     prefetch,
     recast,
@@ -49,9 +50,10 @@ def make_pack(panel: int, lanes: int, source: DType, wide: DType):
     pieces = (panel + lanes - 1) // lanes
     square = TileShape(lanes, 1, lanes, wide)
 
-    def pack_adjacent(dst, src, across, count, k):
-        # A panel's values are adjacent in memory. A few rows at a time go to all panels, so that
-        # memory is read along its rows: whole vectors for whole panels, then the last, cut one.
+    def pack_adjacent(dst, src, along, across, count, k):
+        # A panel's values are adjacent in memory, or every other one. A few rows at a time go to
+        # all panels, so that memory is read along its rows: whole vectors for whole panels, then
+        # the last, cut one.
         whole = count // panel
         for top in range(0, k, ROWS):
             height = min(ROWS, k - top)
@@ -59,10 +61,12 @@ def make_pack(panel: int, lanes: int, source: DType, wide: DType):
             for p in range(whole):
                 to = shift(dst, (p * k + top) * step)
                 for i in range(height):
-                    copy_row(shift(to, i * step), shift(row, i * across + p * panel * size))
-        if whole * panel < count:
-            pack_cut(shift(dst, whole * k * step), shift(src, whole * panel * size), across,
-                     count - whole * panel, k)  # fmt: skip
+                    at = shift(row, i * across + p * panel * along)
+                    copy_row(shift(to, i * step), at, along)
+        left = count - whole * panel
+        if left > 0:
+            pack_rest(shift(dst, whole * k * step), shift(src, whole * panel * along), along, across,
+                      left, k)  # fmt: skip
 
     tail = panel % lanes
 
@@ -77,7 +81,21 @@ def make_pack(panel: int, lanes: int, source: DType, wide: DType):
         v = load_lanes(shift(src, at * size), lanes, tail)
         store_lanes(shift(dst, at * wide_size), v, tail)
 
-    copy_row = copy_all if tail else copy_vectors
+    def copy_alternate(dst, src):
+        for piece in range(panel // lanes):
+            v = load_alternate(shift(src, 2 * piece * lanes * size), lanes, lanes)
+            store_lanes(shift(dst, piece * lanes * wide_size), v, lanes)
+
+    def copy_either(dst, src, along):
+        if along == size:
+            copy_vectors(dst, src)
+        else:
+            copy_alternate(dst, src)
+
+    # Whole vectors of every other value are two loads and a shuffle.
+    pairs = not tail and source.kind != "c"
+    whole_row = copy_all if tail else copy_vectors
+    copy_row = copy_either if pairs else lambda dst, src, along: whole_row(dst, src)
 
     def pack_cut(dst, src, across, left, k):
         # A vector that overhangs the panel is overwritten by the next k; the last writes exactly.
@@ -140,6 +158,17 @@ def make_pack(panel: int, lanes: int, source: DType, wide: DType):
             src = shift(src, across)
             dst = shift(dst, step)
 
+    def cut_or_strided(dst, src, along, across, left, k):
+        if along == size:
+            pack_cut(dst, src, across, left, k)
+        else:
+            pack_strided(dst, src, along, across, left, k)
+
+    def cut(dst, src, along, across, left, k):
+        pack_cut(dst, src, across, left, k)
+
+    pack_rest = cut_or_strided if pairs else cut
+    double = 2 * size if pairs else size
     source = source.widened_to(wide)
 
     def pack(dst, src, along, across, count, k):
@@ -147,8 +176,8 @@ def make_pack(panel: int, lanes: int, source: DType, wide: DType):
         src = recast(src, source)
         if k <= 0:
             return
-        if along == size:
-            pack_adjacent(dst, src, across, count, k)
+        if along == size or along == double:
+            pack_adjacent(dst, src, along, across, count, k)
         else:
             for first in range(0, count, panel):
                 left = min(panel, count - first)

@@ -97,7 +97,9 @@ def test_the_reference_target_agrees_bit_for_bit(dtype, poisoned_scratch):
                     (3, 2, 0)]:  # fmt: skip
         a, b = random((m, k), dtype), random((k, n), dtype, 1)
         # Transposed, stepped and reversed operands take the other packing routines.
-        for x, y in ((a, b), (np.asfortranarray(a), np.asfortranarray(b)),
+        wide = np.full((k, 2 * n - 1), np.nan, dtype)  # every other column is B's
+        wide[:, ::2] = b
+        for x, y in ((a, b), (np.asfortranarray(a), np.asfortranarray(b)), (a, wide[:, ::2]),
                      (np.repeat(a, 2, 1)[:, ::2], np.repeat(b, 3, 0)[::3, ::-1])):  # fmt: skip
             cpu = gemm.matmul(x, y, kernel=kernel, threads=1)
             assert same_bits(cpu, gemm.matmul(x, y, kernel=reference, threads=1)), (m, n, k)

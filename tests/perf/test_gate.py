@@ -8,6 +8,7 @@ from gemm.perf import baseline, gate, machine, rounds, store
 from gemm.perf.cases import parse
 from gemm.perf.gate import CLEAN, INTERRUPTED, NOT_COMPARABLE, REGRESSION, Gate
 from gemm.perf.revisions import BadRevision
+from gemm.perf.rounds import FEWEST_SAMPLES
 
 CASES = parse("f matmul 8,16,32,64 float32")
 NAMES = [case.name for case in CASES]
