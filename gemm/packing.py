@@ -65,8 +65,8 @@ def make_pack(panel: int, lanes: int, source: DType, wide: DType):
                     copy_row(shift(to, i * step), at, along)
         left = count - whole * panel
         if left > 0:
-            pack_rest(shift(dst, whole * k * step), shift(src, whole * panel * along), along, across,
-                      left, k)  # fmt: skip
+            at = shift(src, whole * panel * along)
+            pack_rest(shift(dst, whole * k * step), at, along, across, left, k)
 
     tail = panel % lanes
 
