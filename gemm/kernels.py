@@ -43,7 +43,7 @@ class KernelSpec:
     def unpacked(self) -> KernelSpec:
         """The same on rows of A in place. More steps of k in a row would have their factors
         loaded early, and a tile spilled for them."""
-        return replace(self, unpacked_a=True, unroll=2)
+        return replace(self, unpacked_a=True, unroll=2 if self.tile.vectors <= 2 else 1)
 
     @property
     def label(self) -> str:
