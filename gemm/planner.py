@@ -260,8 +260,9 @@ def _blocked(level, shape, named, a, b, out, acc, m, n, k, batch, scratch_home, 
     whole = plain and not (resume and acc.kind == "f")
     tile, units = panels(level, a, b, out, acc, shape, pairs, plain, whole)
     unit = units[0] if units is not None and tile.block > 1 else None
-    # Behind one block of K a program takes as long as the product: fewer, taller tiles.
-    in_place = a_rows and plain and (program is None or k > planning.DEEPEST)
+    # Behind one block of K a program takes as long as the product: fewer, taller tiles. Workers
+    # may be two of one core, whose first level has no ways left for the rows of both.
+    in_place = a_rows and plain and threads == 1 and (program is None or k > planning.DEEPEST)
     short = unpacked_tile_of(level, tile, a, acc, units) if in_place else None
     unpacked = False
     if short is not None and (shape is None or short == tile):

@@ -167,7 +167,9 @@ def make_door():
                             mc = peek(row + 8 * MC)
                             kc = peek(row + 8 * KC)
                             nc = peek(row + 8 * NC)
-                            if acs == size and peek(row + 8 * UNPACKED) != 0:
+                            workers = min(peek(table + 8 * THREADS), work // peek(row + 8 * GRAIN))
+                            workers = max(workers, 1)
+                            if acs == size and workers == 1 and peek(row + 8 * UNPACKED) != 0:
                                 entry = peek(row + 8 * UNPACKED)
                                 MRs = peek(row + 8 * UNPACKED_MR)
                                 mc = peek(row + 8 * UNPACKED_MC)
@@ -176,8 +178,6 @@ def make_door():
                             NRs = peek(row + 8 * NR)
                             high = (m + MRs - 1) // MRs * MRs
                             wide = (n + NRs - 1) // NRs * NRs
-                            workers = min(peek(table + 8 * THREADS), work // peek(row + 8 * GRAIN))
-                            workers = max(workers, 1)
                             # The split whose largest share is smaller.
                             tall = ((m + MRs - 1) // MRs + workers - 1) // workers * MRs * n
                             flat = ((n + NRs - 1) // NRs + workers - 1) // workers * NRs * m
