@@ -10,9 +10,10 @@
 The narrow panel stays in the first level while the wide ones stream past it, and the innermost
 loop walks along rows of the output, so a row's memory pages are used up before the next.
 
-Where rows of A are adjacent along k and of the accumulator's type, A is not packed at all: MR of
-them, few enough for the ways of the first level, are read where they lie, and the micro-kernel
-asks for the next MR meanwhile. Blocks of K are deeper then, since both panels stream anyway.
+Where one worker runs and rows of A are adjacent along k and of the accumulator's type, A is not
+packed at all: MR of them, few enough for the ways of the first level, are read where they lie,
+and the micro-kernel asks for the next MR meanwhile. Blocks of K are deeper then, since both
+panels stream anyway.
 
 K blocks continue each element's chain: between them the partial tile rests at its `home`, which
 is `out` itself where that holds the accumulator type with adjacent columns and nothing of its
@@ -117,8 +118,7 @@ def make_macro_kernel(shape: TileShape, write_back, unroll: int, flip: bool = Fa
     and `rest` has room for one panel of them. reach: columns that a row panel needs. out: type of
     the output, None for that of the tile.
     flip: each tile first loses the surplus `sums` of its columns. (row, column): where the block
-    starts in matrix `batch` of the output. announce: is told of each tile
-    while it is computed.
+    starts in matrix `batch` of the output. announce: is told of each tile while it is computed.
     """
     MR, NR, size = shape.rows, shape.columns, shape.dtype.size
     micro_kernel = multiply = make_outer_product(unroll)
