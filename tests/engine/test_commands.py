@@ -18,10 +18,11 @@ from .oracle import RUNNABLE, random, same_bits
 
 
 def command(*arguments, code=0, **environment):
-    """A fresh process; stdout and stderr."""
+    """A fresh process, whose OpenBLAS nothing steers; stdout and stderr."""
+    inherited = {k: v for k, v in os.environ.items() if not k.startswith("OPENBLAS_")}
     done = subprocess.run(
         [sys.executable, "-m", "gemm", *map(str, arguments)],
-        env={**os.environ, **environment}, capture_output=True, text=True,
+        env={**inherited, **environment}, capture_output=True, text=True,
     )  # fmt: skip
     assert done.returncode == code, done.stderr
     return done.stdout, done.stderr

@@ -2,6 +2,7 @@
 
 import base64
 import copy
+import os
 import re
 
 import pytest
@@ -21,16 +22,14 @@ def stand_in(checkout):
 @pytest.fixture(scope="module")
 def result(checkout):
     """A tiny run, NumPy dressed as gemm, with a variable in the environment that slows OpenBLAS."""
-    import os
-
-    os.environ["OPENBLAS_CORETYPE"] = "Prescott"
-    try:
+    with pytest.MonkeyPatch.context() as patch:
+        for name in machine.steering_variables(dict(os.environ)):
+            patch.delenv(name)
+        patch.setenv("OPENBLAS_CORETYPE", "Prescott")
         cases = parse("square matmul 8,16,24 float32,float64\nv matmul 1x40x40 float32 out=yes")
         run = Peers(cases, NAMES, rounds=5, seconds=1e-3, tiny=True, extra=stand_in(checkout))
         run.run()
-    finally:
-        del os.environ["OPENBLAS_CORETYPE"]
-    return run.result()
+        return run.result()
 
 
 def test_ratios_have_intervals_and_shares(result):
