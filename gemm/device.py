@@ -37,6 +37,8 @@ TABLE_ROWS = 4
 KEPT_SIGNATURES = 512
 # Stages (of 128 k) of 8-bit floats that the matrix unit sums before they join the float32 total.
 FLOAT8_CHAIN = 4
+# Stages fetched element by element that cost as much time as packing one operand ahead.
+HELD_STAGES = 16
 # Elements of a float32 result from which packing both operands pays.
 LANES_PACK = 1 << 25
 PRECISIONS = (None, "tf32", "tf32x3")
@@ -151,26 +153,46 @@ WIDE_BLOCKS = (
 )
 
 
-def wide_block(units: int, m: int, n: int, k: int, size: int, count: int, narrow: bool,
-               least: int = 32, flat: bool = False):  # fmt: skip
-    """The block with the least estimated time: waves of blocks, each a chain of stages.
+# Cycles that a stage of a small block takes at least, and bytes a cycle that reach a
+# multiprocessor, and all of them together from memory.
+STAGE_CYCLES, UNIT_BYTES, MEMORY_BYTES = 130, 48, 2200
 
-    A stage costs its products or its bytes, whichever is more; narrow: two accumulators an
-    element, or a program with many registers, leave room for 128 x 128 at most; least: columns
-    in a panel's box; flat: one group down only.
+
+def wide_block(units: int, m: int, n: int, k: int, size: int, count: int, narrow: bool,
+               least: int = 32, flat: bool = False, plain: bool = True):  # fmt: skip
+    """(block, peers, teams of a multiprocessor) with the least estimated time.
+
+    Waves of blocks, each a chain of stages; a stage costs its products or its bytes, whichever is
+    more. narrow: two accumulators an element, or a program with many registers, leave room for
+    128 x 128 at most; least: columns in a panel's box; flat: one group down only; plain: small
+    blocks may share a multiprocessor.
     """
     steps = max(1, -(-k * size // 128))
+    memory = (m + n) * k * size * count / MEMORY_BYTES
     best = None
     for (bm, bn), share in WIDE_BLOCKS:
         if bn < least or (narrow and bm * bn > 128 * 128) or (flat and bm > 64):
             continue
-        blocks = -(-m // bm) * -(-n // bn) * count
-        waves = -(-blocks // units)
-        products = bm * bn / 64 / share
-        bytes_moved = (min(m, bm) + min(n, bn)) * 128 / 48
-        cost = waves * (steps * max(products, bytes_moved) + bm * bn / 24 + 700)
-        if best is None or cost < best[0]:
-            best = (cost, (bm, bn))
+        columns = -(-n // bn)
+        small = plain and bm * bn <= 64 * 64
+        for peers, teams in ((1, 1), (2, 1), (1, 2)):
+            if (peers > 1 and (flat or m <= bm)) or (teams > 1 and not small):
+                continue
+            blocks = -(-m // (bm * peers)) * peers * columns * count
+            if teams > 1 and blocks <= units:
+                continue
+            waves = -(-blocks // (units * teams))
+            beside = min(teams, -(-blocks // units))
+            products = bm * bn / 64 / share
+            moved = (min(m, bm) + min(n, bn)) * 128 / UNIT_BYTES
+            # Peers wait for each other, and pay only where they save what all fetch together.
+            step = max(max(products, moved) * beside, STAGE_CYCLES) * (1 if peers > 1 else 1.02)
+            if bm < 128 and peers > 1:
+                step *= 1.1
+            cost = waves * (steps * step + bm * bn / 24 + 700)
+            cost = max(cost, memory) + cost / 16
+            if best is None or cost < best[0]:
+                best = (cost, ((bm, bn), peers, teams))
     assert best is not None
     return best[1]
 
@@ -216,11 +238,17 @@ def _axes(s: Signature):
     return rows[0], rows[1]
 
 
-def _box(backend, name: str, matrix: Matrix, panel, rows: int, inner, outer, operand: int,
+def _box(backend, name: str, matrix: Matrix, panel, share, inner, outer, operand: int,
          batched: bool, parts: int = 1, part_extent: int = 0):  # fmt: skip
-    """Arguments of `box_map` for an operand, without its address."""
+    """(arguments of `box_map` for an operand, without its address; bytes of a share that arrive).
+
+    share: rows and k of the panel that one team fetches. Rows along k beyond the operand are not
+    asked for: zeros, too, cost the copy engine time.
+    """
     size = matrix.dtype.size
-    depth = panel.depth
+    rows, depth = share
+    if panel.along == "k":
+        rows = min(rows, _round(matrix.rows, 8))
     if panel.along == "k":
         k = part_extent * parts if parts > 1 else matrix.depth
         extents, lines = [k, matrix.rows], matrix.row_step if matrix.rows > 1 else 0
@@ -235,7 +263,8 @@ def _box(backend, name: str, matrix: Matrix, panel, rows: int, inner, outer, ope
             extents.append(extent if step else 1)
             steps.append(step or _round(extents[0] * size, 16))
             box.append(1)
-    return backend.box_kind(name), tuple(extents), tuple(steps), tuple(box), panel.swizzled
+    described = (backend.box_kind(name), tuple(extents), tuple(steps), tuple(box), panel.swizzled)
+    return described, rows * depth * size
 
 
 def _round(x: int, step: int) -> int:
@@ -249,34 +278,37 @@ def _kernel(backend, device, plan: TeamPlan):
     return backend.kernel(device, plan, build)
 
 
-def _ring(backend, device, plan: TeamPlan, s: Signature, name: str, parts_k: int = 0) -> Launch:
-    """A launch of `make_ring_kernel`."""
+def _ring(backend, device, plan: TeamPlan, s: Signature, name: str, parts_k: int = 0,
+          steps: int = 0) -> Launch:  # fmt: skip
+    """A launch of `make_ring_kernel`; steps: of a slice of K, where slices are summed."""
     kernel = _kernel(backend, device, plan)
     m, n, k = s.a.rows, s.b.rows, s.a.depth
     bm, bn, bk = plan.block
     inner, outer = _axes(s)
     batched = plan.batched
-    a_box = _box(backend, name, s.a, plan.tile.a, bm, inner, outer, 0, batched, plan.parts, parts_k)
-    b_box = _box(backend, name, s.b, plan.tile.b, bn // plan.peers, inner, outer, 1, batched,
-                 plan.parts, parts_k)  # fmt: skip
+    a_box, a_bytes = _box(backend, name, s.a, plan.tile.a, (bm, bk), inner, outer, 0, batched,
+                          plan.parts, parts_k)  # fmt: skip
+    b_box, b_bytes = _box(backend, name, s.b, plan.tile.b, plan.share, inner, outer, 1, batched,
+                          plan.parts, parts_k)  # fmt: skip
+    expected = plan.parts * (a_bytes + plan.peers * b_bytes)
     c_box = None
     if plan.store == "box" and plan.program is None:
         size = s.out.size
-        extents, steps = [n, m], [s.c_row if m > 1 else _round(n * size, 16)]
+        extents, lines = [n, m], [s.c_row if m > 1 else _round(n * size, 16)]
         box = [min(128 // size, plan.tile.columns), plan.tile.box_rows]
         if batched:
             for extent, *axis in (inner, outer):
                 extents.append(extent)
-                steps.append(axis[2] or _round(n * size, 16))
+                lines.append(axis[2] or _round(n * size, 16))
                 box.append(1)
-        c_box = (backend.box_kind(s.out.name), tuple(extents), tuple(steps), tuple(box), True)
+        c_box = (backend.box_kind(s.out.name), tuple(extents), tuple(lines), tuple(box), True)
     down, across, rows, columns = walk(plan, m, n)
     spans = rows * columns * s.count
     grid = _spread(spans * plan.peers, device.units * plan.teams_per_unit, plan.peers)
     flags = [int(bool(axis[i])) for i in (1, 2) for axis in (inner, outer)]
-    tail = (m, n, -(-k // bk), parts_k, rows, columns, spans, inner[0], *flags, s.c_row,
+    tail = (m, n, steps or -(-k // bk), expected, parts_k, rows, columns, spans, inner[0], *flags, s.c_row,
             inner[3], outer[3], down, across)  # fmt: skip
-    launch = kernel.bind(grid, *tail)
+    launch = kernel.bind(grid, *tail, together=True) if plan.joined else kernel.bind(grid, *tail)
     a_map, b_map = Boxes(device, a_box), Boxes(device, b_box)
     c_map = Boxes(device, c_box) if c_box else NoBoxes()
 
@@ -484,11 +516,30 @@ def _prepare_lanes(backend, device, s: Signature) -> Launch:
     return _after_packs(device, packs, _ring(backend, device, plan, s, "float32"))
 
 
+def _briefly(units: int, s: Signature, kind: str) -> bool:
+    """Whether operands that are no boxes are fetched element by element: where all of it takes
+    less time than the launches that pack them."""
+    if kind not in ("float16", "bfloat16", "int8", "uint8") or s.scaled or s.program is not None:
+        return False
+    a_fits, b_fits, _ = _boxable(s)
+    if kind.endswith("int8"):
+        a_fits, b_fits = a_fits and s.a.along() == "k", b_fits and s.b.along() == "k"
+    if a_fits and b_fits:
+        return False
+    waves = -(-(-(-s.a.rows // 64) * -(-s.b.rows // 64) * s.count) // units)
+    return waves * -(-s.a.depth * s.a.dtype.size // 128) <= HELD_STAGES * (2 - a_fits - b_fits)
+
+
 def _prepare_wide(backend, device, s: Signature, kind: str) -> Launch:
     """Boxes for the group-wide unit; operands that cannot pass so are packed first."""
     facts = device.target
     parts = 2 if s.precision == "tf32x3" else 1
     any_order = kind in ("float16", "bfloat16")
+    if _briefly(device.units, s, kind):
+        acc, near = accumulator(s.a.dtype, s.out), (s.a.near(), s.b.near())
+        plan = plans.team_plan(facts, "wide", kind, s.a.dtype, s.b.dtype, s.out, acc, ("k", "k"),
+                               "held", (64, 32), across=2, near=near)  # fmt: skip
+        return _team(backend, device, plan, s)
     packs, part_k = [], 0
     for which in (0, 1):
         matrix = s.b if which else s.a
@@ -506,19 +557,13 @@ def _prepare_wide(backend, device, s: Signature, kind: str) -> Launch:
     least = 128 // size if s.b.along() == "rows" else 32
     flat = "column" in s.partials
     narrow = bool(chain) or s.exponential
-    block = wide_block(device.units, m, n, k, size, s.count, narrow, least, flat)
-    c_fits = _boxable(s)[2] and block[1] * s.out.size >= 128
-    peers = (
-        2
-        if block[0] == 128
-        and not flat
-        and m > 128
-        and -(-m // 256) * -(-n // block[1]) * s.count * 2 >= device.units
-        else 1
+    block, peers, teams = wide_block(
+        device.units, m, n, k, size, s.count, narrow, least, flat, s.program is None and not chain
     )
+    c_fits = _boxable(s)[2] and block[1] * s.out.size >= 128
     plan = plans.wide_plan(
         facts, kind, s.a.dtype, s.b.dtype, s.out, block, (s.a.along(), s.b.along()), peers, chain,
-        parts, "box" if c_fits else "rows", s.count > 1, s.scaled, program=s.program,
+        parts, "box" if c_fits else "rows", s.count > 1, s.scaled, program=s.program, teams=teams,
     )  # fmt: skip
     name = "tf32" if kind == "tf32" and parts == 1 else s.a.dtype.name
     launch = _ring(backend, device, plan, s, name, part_k if parts > 1 else 0)
@@ -833,6 +878,45 @@ def _zeros(device, s: Signature) -> Launch:
     return run
 
 
+def _joined(backend, device, s: Signature, steps: int, slices: int, acc: DType) -> Launch | None:
+    """Slices of K that one launch computes and sums (team/join.py); None where not all of its
+    teams would be on the machine at once, or operands are no boxes of the group-wide unit."""
+    unit, kind = unit_of(device.target, s)
+    a_fits, b_fits, _ = _boxable(s)
+    both_k = (s.a.along(), s.b.along()) == ("k", "k")
+    if unit != "wide" or not (a_fits and b_fits) or s.precision == "tf32x3":
+        return None
+    if kind.startswith("float8") or not (kind in ("float16", "bfloat16") or both_k):
+        return None
+    m, n = s.a.rows, s.b.rows
+    least = 128 // s.b.dtype.size if s.b.along() == "rows" else 32
+    for block in ((64, 32), (64, 64), (64, 128), (64, 256), (128, 256)):
+        if block[1] >= least and -(-m // block[0]) * -(-n // block[1]) * slices <= device.units:
+            break
+    else:
+        return None
+    plan = plans.wide_plan(device.target, kind, s.a.dtype, s.b.dtype, acc, block,
+                           (s.a.along(), s.b.along()), store="rows", sum_of=s.out)  # fmt: skip
+    partial = m * n * acc.size
+    # Slices take the place of a batch; k starts where they do.
+    sliced = replace(s, out=acc, c_row=n * acc.size, batch=((slices, 0, 0, partial),))
+    name = "tf32" if kind == "tf32" else s.a.dtype.name
+    launch = _ring(backend, device, plan, sliced, name, steps=steps)
+    flags = 4 * slices * -(-m // block[0]) * -(-n // block[1]) * plan.groups
+
+    def run(a, b, c, stream, scale_a=0, scale_b=0, extra=0):
+        space = device.allocate(slices * partial, stream)
+        raised, value = device.flags(flags, stream)
+        try:
+            table = struct.pack("5q", c, s.c_row, raised, value, slices)
+            launch(a, b, space, stream, 0, 0, table)
+        finally:
+            device.free_flags(raised, flags, stream)
+            device.free(space, stream)
+
+    return run
+
+
 def _split(backend, device, s: Signature, slices: int) -> Launch:
     """K in `slices` equal parts (the last may be shorter), summed in ascending order.
 
@@ -856,6 +940,9 @@ def _split(backend, device, s: Signature, slices: int) -> Launch:
                        c_row=n * acc.size, c_aligned=True, batch=batch, scaled=False)  # fmt: skip
         return prepare(backend, device, part)
 
+    joined = _joined(backend, device, s, length // unit, count, acc)
+    if joined is not None:
+        return joined
     main = of(length, ((whole, *steps, partial),) if whole > 1 else ())
     tail = of(rest, ()) if rest else None
     ones = Matrix(1, count, acc.size, 0, acc, True)

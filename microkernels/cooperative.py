@@ -221,6 +221,24 @@ def claim_registers(n):
     """This group needs `n` registers a lane from here on."""
 
 
+def team_raise(p, value):
+    """The int32 at p becomes `value` once all that this group wrote is seen by every team."""
+    grid = _current()
+    with grid.changed:
+        p.view(1, np.dtype(np.int32))[0] = int(value)
+        grid.changed.notify_all()
+
+
+def team_await(p, count, value):
+    """Waits until each of the `count` int32 from p on is `value`; what was written before they
+    were raised is seen. All teams of the grid must be running."""
+    grid = _current()
+    flags = p.view(int(count), np.dtype(np.int32))
+    with grid.changed:
+        if not grid.changed.wait_for(lambda: bool((flags == int(value)).all()), grid.patience):
+            raise RuntimeError(f"flags {flags} did not all become {value}")
+
+
 def yield_registers(n):
     """This group keeps only `n` registers a lane from here on."""
 
@@ -404,6 +422,11 @@ def _round19(values):
     return np.where(np.isfinite(values), rounded, values).astype(np.float32)
 
 
+def panels_seen():
+    """What this lane wrote to the stage is seen by a unit that reads the stage by itself, after
+    the next `team_sync`."""
+
+
 def panels_commit():
     """Closes the set of panels begun since the last call."""
 
@@ -578,6 +601,8 @@ WORDS = (
     leader,
     claim_registers,
     yield_registers,
+    team_raise,
+    team_await,
     quotient,
     team_memory,
     team_sync,
@@ -591,6 +616,7 @@ WORDS = (
     panel_begin,
     panel_end,
     panel_write,
+    panels_seen,
     panels_commit,
     panels_wait,
     team_zeros,

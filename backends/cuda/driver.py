@@ -19,6 +19,8 @@ ATTRIBUTES = {"major": 75, "minor": 76, "units": 16, "shared": 97, "pools": 115}
 DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 ERROR_LOG, ERROR_LOG_SIZE = 5, 6
 EVENT_WITHOUT_TIME = 2
+COOPERATIVE = struct.pack("=I4xi60x", 2, 1)  # a launch attribute: all teams run together
+FLAG_BYTES = 4096
 # Workspace kept on the default stream, and how much larger than asked a block may be.
 SPARE_BYTES, SPARE_SLACK = 1 << 28, 1 << 16
 # What the second-level cache adds to a request of the copy engine: nothing. Its lines are 128
@@ -89,6 +91,7 @@ class Device:
         self._constants: dict[bytes, int] = {}
         self._spare: list[tuple[int, int]] = []
         self._taken: dict[int, int] = {}
+        self._flagged = 0
 
     def _attribute(self, code: int) -> int:
         value = c_int()
@@ -158,6 +161,25 @@ class Device:
                     return
                 _, address = self._spare.pop(0)
         self.driver.call("cuMemFreeAsync", c_uint64(address), c_void_p(stream))
+
+    def flags(self, nbytes: int, stream: int) -> tuple[int, int]:
+        """(address of int32 flags, what they are to become): they hold something else now.
+
+        Flags of the default stream are kept, and count its launches; others are new.
+        """
+        if stream or nbytes > FLAG_BYTES:
+            address = self.allocate(nbytes, stream)
+            self.clear(address, nbytes, nbytes, 1, stream)
+            return address, 1
+        kept = self.constant(bytes(FLAG_BYTES))
+        with self.lock:
+            self._flagged = self._flagged % (2**31 - 1) + 1
+            return kept, self._flagged
+
+    def free_flags(self, address: int, nbytes: int, stream: int) -> None:
+        """Gives back what `flags` gave."""
+        if stream or nbytes > FLAG_BYTES:
+            self.free(address, stream)
 
     def clear(self, address: int, pitch: int, width: int, height: int, stream: int) -> None:
         """Zero bytes: `height` rows of `width` bytes, `pitch` bytes apart."""
@@ -252,9 +274,12 @@ class Kernel:
         self.device, self.function = device, function.value
         self.sizes, self.threads, self.shared = tuple(sizes), threads, shared
 
-    def bind(self, grid: int, *last) -> Launch:
-        """A launch that is told the stream and the first arguments when it is called."""
-        return Launch(self, grid, last)
+    def bind(self, grid: int, *last, together: bool = False) -> Launch:
+        """A launch that is told the stream and the first arguments when it is called.
+
+        together: the launch fails where not all teams fit the machine at once.
+        """
+        return Launch(self, grid, last, COOPERATIVE if together else b"")
 
 
 def _format(sizes) -> str:
@@ -266,13 +291,15 @@ class Launch:
 
     A room is one block of memory: the driver's launch description, then the arguments.
 
-        0 grid, team and shared sizes (7 x 4 bytes) | 32 stream | 40 no attributes | 64 arguments
+        0 grid, team and shared sizes (7 x 4 bytes) | 32 stream | 40 attributes | 64 arguments
     """
 
-    def __init__(self, kernel: Kernel, grid: int, last):
+    def __init__(self, kernel: Kernel, grid: int, last, attributes: bytes):
         first = kernel.sizes[: len(kernel.sizes) - len(last)]
         # From byte 32 on: what changes from call to call.
-        changing = struct.Struct("=q24x" + _format(first)[1:])
+        changing = struct.Struct("=qqq8x" + _format(first)[1:])
+        self.attributes = ctypes.create_string_buffer(attributes)
+        self.attribute = (ctypes.addressof(self.attributes), 1) if attributes else (0, 0)
         self.pack, self.start = changing.pack_into, 32 + changing.size
         self.head = struct.pack("=7I4x", grid, 1, 1, kernel.threads, 1, 1, kernel.shared)
         self.last = struct.pack(_format(kernel.sizes[len(first) :]), *last)
@@ -297,7 +324,7 @@ class Launch:
             room = self.rooms.pop()
         except IndexError:  # asking first would let another thread take the last one
             room = self._room()
-        self.pack(room[0], 32, stream, *first)
+        self.pack(room[0], 32, stream, *self.attribute, *first)
         status = self.raw(room[1], self.function, room[2], None)
         self.rooms.append(room)
         if status:

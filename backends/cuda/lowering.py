@@ -121,6 +121,42 @@ def lower_quotient(context, builder, sig, args):
     return _wide_index(builder, builder.udiv(a, b))
 
 
+def lower_team_raise(context, builder, sig, args):
+    value = narrow_int(builder, _intp(context, builder, args[1], sig.args[1]))
+    lower_group_sync(context, builder, sig, args)
+    text = "{\n.reg .pred speaks;\nsetp.ne.b32 speaks, $2, 0;\n"
+    text += "@speaks fence.acq_rel.gpu;\n@speaks st.release.gpu.global.u32 [$0], $1;\n}"
+    speaks = _flag(builder, _is_leader(builder))
+    ptx(builder, text, [flat(builder, args[0]), value, speaks], memory=True)
+
+
+def lower_team_await(context, builder, sig, args):
+    """Each lane watches a flag of its own, and every 128th after it."""
+    count, value = (
+        narrow_int(builder, _intp(context, builder, args[i], sig.args[i])) for i in (1, 2)
+    )
+    text = """{
+.reg .pred p;
+.reg .b32 i, x;
+.reg .b64 at;
+mov.b32 i, $3;
+next:
+setp.ge.u32 p, i, $1;
+@p bra through;
+mad.wide.u32 at, i, 4, $0;
+again:
+ld.acquire.gpu.global.u32 x, [at];
+setp.ne.u32 p, x, $2;
+@p bra again;
+add.u32 i, i, 128;
+bra next;
+through:
+}"""
+    arguments = [flat(builder, args[0]), count, value, lane_of_group(builder)]
+    ptx(builder, text, arguments, memory=True)
+    lower_group_sync(context, builder, sig, args)
+
+
 # -- shared memory and gates ---------------------------------------------------------------------
 
 SHARED = "gemm_shared"
@@ -417,6 +453,10 @@ def _store_if(builder, at, inside, raw):
     if raw.type in (F32, ir.DoubleType()):
         raw = builder.bitcast(raw, ir.IntType(bits))
     ptx(builder, text, [at, _flag(builder, inside), raw], memory=True)
+
+
+def lower_panels_seen(context, builder, sig, args):
+    ptx(builder, "fence.proxy.async.shared::cta;", memory=True)
 
 
 def lower_panels_commit(context, builder, sig, args):
@@ -838,6 +878,8 @@ LOWERINGS = {
     team.leader: lower_leader,
     team.claim_registers: _registers("inc"),
     team.yield_registers: _registers("dec"),
+    team.team_raise: lower_team_raise,
+    team.team_await: lower_team_await,
     team.quotient: lower_quotient,
     team.team_memory: lower_team_memory,
     team.team_sync: lower_team_sync,
@@ -851,6 +893,7 @@ LOWERINGS = {
     team.panel_begin: lower_panel_begin,
     team.panel_end: lower_panel_end,
     team.panel_write: lower_panel_write,
+    team.panels_seen: lower_panels_seen,
     team.panels_commit: lower_panels_commit,
     team.panels_wait: lower_panels_wait,
     team.team_zeros: lower_team_zeros,

@@ -14,12 +14,14 @@ computes the current one. Write-back is the same hook in both: the finished tile
     plan.py       constants and legality          ring.py       a filling group and a ring of stages
     walk.py       the order of blocks             lanes.py      every lane fills and drains
     leave.py      the write-back                  packing.py    what no stage can fetch as it lies
+    join.py       slices of K, summed in order
 """
 
 from __future__ import annotations
 
 from gemm.microkernels.dtypes import float32
 
+from .join import SLOTS
 from .lanes import make_team_kernel
 from .packing import PackPlan, make_pack_kernel
 from .plan import TeamPlan
@@ -45,9 +47,11 @@ def build(plan):
     if isinstance(plan, PackPlan):
         return make_pack_kernel(plan), (plan.out, plan.source, TABLE, *["integer"] * 8)
     extra = "integer" if plan.program is None else f"table{8 * plan.program.end}"
+    if plan.joined:
+        extra = f"table{8 * SLOTS}"
     if plan.filler_lanes:
         box = "box4" if plan.batched else "box2"
-        kinds = (box, box, box, plan.out, float32, float32, extra, *["integer"] * 17)
+        kinds = (box, box, box, plan.out, float32, float32, extra, *["integer"] * 18)
         return make_ring_kernel(plan), kinds
     kinds = (plan.a, plan.b, plan.out, extra, TABLE, *["integer"] * 13)
     return make_team_kernel(plan), kinds

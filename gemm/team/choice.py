@@ -25,15 +25,20 @@ GATE_ROOM = 256
 MATRIX_KINDS = ("float16", "bfloat16", "int8", "uint8", "float8_e4m3fn", "float8_e5m2", "tf32")
 
 
-def _stages(facts, plan_bytes: int, stage_bytes: int, most: int = 8) -> int:
-    room = facts.shared - plan_bytes - GATE_ROOM
+# Of a multiprocessor's shared memory each team beyond the first leaves this unused.
+TEAM_ROOM = 1024
+
+
+def _stages(facts, plan_bytes: int, stage_bytes: int, most: int = 8, teams: int = 1) -> int:
+    room = (facts.shared - (teams - 1) * TEAM_ROOM) // teams - plan_bytes - GATE_ROOM
     return max(2, min(most, room // stage_bytes))
 
 
 def wide_plan(facts, kind: str, a: DType, b: DType, out: DType, block=(128, 256), along=("k", "k"),
               peers=1, chain=0, parts=1, store="box", batched=False, scaled=False,
-              band=8, program=None) -> TeamPlan:  # fmt: skip
-    """A ring whose groups feed the group-wide matrix unit; block: BM, BN."""
+              band=8, program=None, teams=1, sum_of=None) -> TeamPlan:  # fmt: skip
+    """A ring whose groups feed the group-wide matrix unit; block: BM, BN; teams: of a
+    multiprocessor, which share its memory and registers."""
     bm, bn = block
     depth = 128 // a.size
     down = 2 if bm >= 128 else 1
@@ -45,10 +50,11 @@ def wide_plan(facts, kind: str, a: DType, b: DType, out: DType, block=(128, 256)
     heavy = accumulators > 64
     registers = (40, 232) if heavy and down == 2 else (0, 0)
     plan = TeamPlan(tile, a, b, out, down, 1, 2, 128, peers, band, parts, chain, store, scaled,
-                    batched, registers, program=program)  # fmt: skip
+                    batched, registers, teams_per_unit=teams, program=program,
+                    sum_of=sum_of)  # fmt: skip
     # A small block needs more stages on their way to fill the memory's latency.
     rest = down * (plan.room_bytes + plan.partial_bytes())
-    stages = _stages(facts, rest, plan.stage_bytes, 16)
+    stages = _stages(facts, rest, plan.stage_bytes, 16, teams)
     return replace(plan, stages=stages)
 
 
@@ -80,11 +86,11 @@ def team_plan(facts, unit: str, kind: str, a: DType, b: DType, out: DType, acc: 
               route: str, tile_shape, lane_shape=(8, 4), down=1, across=1, stages=2,
               near=("k", "k"), program=None) -> TeamPlan:  # fmt: skip
     """A team in which every lane fills: route 'async' (aligned operands) or 'held' (any)."""
-    stage_a, stage_b = (a, b) if unit == "matrix" or route == "async" else (acc, acc)
+    stage_a, stage_b = (acc, acc) if unit == "lanes" and route == "held" else (a, b)
     depth = 128 // stage_a.size
     rows, columns = tile_shape
     lanes = 128 * down * across
-    swizzled = unit == "matrix"
+    swizzled = unit != "lanes"
     panel_a = StageShape(rows * down, depth, stage_a, along[0], route,
                          swizzled or along[0] == "k", near[0], lanes)  # fmt: skip
     panel_b = StageShape(columns * across, depth, stage_b, along[1], route,
@@ -129,6 +135,13 @@ def plan_space(facts) -> list:
             for along in orders if a.size == 2 else orders[:1]:
                 space.append(wide_plan(facts, kind, a, a, out, (128, 256), along, 2))
             space.append(wide_plan(facts, kind, a, a, out, (64, 64), store="rows", batched=True))
+            space.append(wide_plan(facts, kind, a, a, int32 if a.kind == "i" else float32, (64, 64),
+                                   store="rows", sum_of=out))  # fmt: skip
+            if a.size == 2:
+                space.append(wide_plan(facts, kind, a, a, out, (64, 64), orders[1], 2))
+                space.append(wide_plan(facts, kind, a, a, out, (64, 64), orders[1], teams=2))
+                space.append(team_plan(facts, "wide", kind, a, a, out, float32, orders[0], "held",
+                                       (64, 32), across=2, near=orders[1]))  # fmt: skip
         f8 = t["float8_e4m3fn"]
         promoted = wide_plan(facts, f8.name, f8, f8, half, (128, 128), chain=4, scaled=True)
         space.append(promoted)

@@ -7,10 +7,12 @@ from gemm.microkernels.cooperative import (
     panel_begin,
     panel_end,
     panels_commit,
+    panels_seen,
     panels_wait,
     quotient,
     team_accumulate,
     team_memory,
+    team_settle,
     team_sync,
     team_zeros,
     worker,
@@ -30,6 +32,7 @@ def make_team_kernel(plan: TeamPlan):
     A, B = TILE.a, TILE.b
     BM, BN, BK = plan.block
     DOWN = plan.down
+    WIDE = TILE.unit == "wide"
     STAGE_BYTES, A_BYTES = plan.stage_bytes, A.bytes
     ROOM_BYTES, PENDING = plan.room_bytes, plan.stages - 2
     STEPS = TILE.steps
@@ -78,6 +81,8 @@ def make_team_kernel(plan: TeamPlan):
                     )
                     panel_end(A, slot, held_a)
                     panel_end(B, to_b, held_b)
+                    if WIDE:
+                        panels_seen()
                     panels_commit()
                 stage = 0
                 ahead = STAGES - 1
@@ -102,6 +107,9 @@ def make_team_kernel(plan: TeamPlan):
                         )
                     panel_end(A, to_a, held_a)
                     panel_end(B, to_b, held_b)
+                    if WIDE:
+                        panels_seen()
+                        t = team_settle(t, 0)
                     stage += 1
                     if stage == STAGES:
                         stage = 0

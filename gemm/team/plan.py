@@ -24,6 +24,7 @@ class TeamPlan:
     teams that share each other's B panels; band: block rows walked together in raster order;
     parts: panels an operand is split into (2: high and low part, three products a stage);
     program: the write-back's (gemm/epilogues), None for the plain store;
+    sum_of: where not None, results are slices of K that the launch sums to this type (join.py);
     chain: k-steps summed by the matrix unit before they are added to the float32 total (0: all);
     store: 'box' (copy engine) or 'rows'; scaled: the result is multiplied by two scalars;
     registers: (filling, draining) a lane, (0, 0) leaves them; batched: boxes have batch axes.
@@ -48,6 +49,17 @@ class TeamPlan:
     lanes: int = 128
     teams_per_unit: int = 1
     program: Program | None = None
+    sum_of: DType | None = None
+
+    @property
+    def joined(self) -> bool:
+        """Whether the launch sums slices of K."""
+        return self.sum_of is not None
+
+    @property
+    def final(self) -> DType:
+        """The result's type."""
+        return self.sum_of or self.out
 
     @property
     def block(self) -> tuple[int, int, int]:
@@ -58,6 +70,16 @@ class TeamPlan:
     def groups(self) -> int:
         """Groups that compute."""
         return self.down * self.across
+
+    @property
+    def share(self) -> tuple[int, int]:
+        """Columns and k of the panel of B that one of its peers fetches: columns in whole boxes,
+        or where those are too few, all of them for a part of k."""
+        columns, depth = self.tile.b.rows, self.tile.b.depth
+        bytes_of_columns = columns // self.peers * self.tile.b.dtype.size
+        if self.tile.b.along == "rows" and bytes_of_columns % SWIZZLED_ROW:
+            return columns, depth // self.peers
+        return columns // self.peers, depth
 
     @property
     def stage_bytes(self) -> int:
@@ -138,9 +160,8 @@ class TeamPlan:
         width = min(SWIZZLED_ROW // self.out.size, t.columns)
         if t.columns % width:
             return f"{t.columns} columns of {self.out} are no whole number of 128-byte runs"
-        share = t.b.rows // self.peers * t.b.dtype.size
-        if t.b.along == "rows" and t.b.swizzled and share % SWIZZLED_ROW:
-            return f"a share of {share} bytes of B is no whole number of 128-byte boxes"
+        if self.share[1] % 8:
+            return f"a share of {self.share[1]} k of B is no whole number of 8 lines"
         for panel, extent, count in ((t.a, t.rows, self.down), (t.b, t.columns, self.across)):
             if panel.along == "rows" and panel.swizzled and count > 1:
                 if extent * panel.dtype.size % SWIZZLED_ROW:
@@ -151,6 +172,8 @@ class TeamPlan:
         if wanted > pool:
             # The claim would wait for ever.
             return f"groups claim {wanted} registers of {pool} the team enters with"
+        if self.joined and (self.out != t.dtype or self.store == "box" or self.program):
+            return f"slices are summed as {t.dtype} that leaves by rows, without a program"
         if self.parts not in (1, 2) or self.peers < 1:
             return f"parts = {self.parts}, peers = {self.peers}"
         return "" if self.program is None else self._illegal_program(self.program)

@@ -40,15 +40,16 @@ from gemm.microkernels.cooperative import (
 from gemm.microkernels.dtypes import uint8
 from gemm.microkernels.vocabulary import load, shift
 
+from .join import make_join
 from .leave import make_leave
 from .plan import SWIZZLED_ROW, TeamPlan
 from .walk import make_locate, make_walk
 
 
-def make_fill(stage: StageShape, peers: int):
-    """The packing routine of the copy engine: `stage.rows / peers` rows of a panel."""
+def make_fill(stage: StageShape, rows: int, peers: int):
+    """The packing routine of the copy engine: `rows` rows of a panel."""
     width = SWIZZLED_ROW // stage.dtype.size
-    count = stage.rows // peers // width
+    count = rows // width
     step = stage.depth * SWIZZLED_ROW
 
     def fill_along_k(dst, box, gate, row, k, u, v):
@@ -85,12 +86,17 @@ def make_ring_kernel(plan: TeamPlan):
     PARTIALS = plan.partials_start
     PARTIAL_BYTES = plan.partial_bytes()
     visits, place = make_walk(plan)
-    leave_tile = make_leave(plan)
+    leave_tile, join = make_leave(plan), make_join(plan)
+    JOINED = plan.joined
     FEW, MANY = plan.registers
     A_ROW, B_ROW, ROWS, COLUMNS = A.row_bytes, B.row_bytes, TILE.rows, TILE.columns
-    B_SHARE = BN // PEERS
+    SHARE, K_SHARE = plan.share
+    # Where a peer's share of B starts: in columns, in k and in bytes of the panel.
+    BESIDE = SHARE if K_SHARE == BK else 0
+    BELOW = 0 if K_SHARE == BK else K_SHARE
+    SHARE_BYTES = BESIDE * B_ROW + BELOW * SWIZZLED_ROW
     locate = make_locate(plan.band)
-    fill_a, fill_b = make_fill(A, 1), make_fill(B, PEERS)
+    fill_a, fill_b = make_fill(A, BM, 1), make_fill(B, SHARE, PEERS)
     begin = team_tile if WIDE else team_zeros
 
     def use_one(t, a, b, keep):
@@ -166,17 +172,18 @@ def make_ring_kernel(plan: TeamPlan):
 
     turns = all_steps if plan.program is None else steps_inside
 
-    def kernel(a, b, c_box, c, scale_a, scale_b, extra, m, n, steps, part_step, rows, columns,
-               spans, inner, a_u, a_v, b_u, b_v, c_row, c_u, c_v, walk_down,
+    def kernel(a, b, c_box, c, scale_a, scale_b, extra, m, n, steps, expected, part_step, rows,
+               columns, spans, inner, a_u, a_v, b_u, b_v, c_row, c_u, c_v, walk_down,
                walk_across):  # fmt: skip
         """c = a @ b over a batch.
 
         a, b, c_box: boxes of the operands (c_box only where results leave by box); c: first
-        result, c_row bytes to the next row. steps: K / BK, at least 1. rows, columns: extent of
+        result, c_row bytes to the next row. steps: K / BK, at least 1; expected: bytes that arrive
+        for one, fewer than a stage where boxes hold no rows beyond the operand. rows, columns: extent of
         c in spans of PEERS * BM rows and in blocks of BN columns; spans: rows * columns * batch.
         inner: extent of the inner batch axis u, v the outer; ?_u, ?_v: 0 where an operand is
         broadcast along it, else 1 (c: bytes). part_step: from a part to the next, along x.
-        extra: the program's table; walk_down, walk_across: blocks of a span (`make_walk`), whose
+        extra: the program's table, or where slices of K take the place of a batch, join.py's; walk_down, walk_across: blocks of a span (`make_walk`), whose
         counts `rows` and `columns` then are.
         """
         memory = team_memory(uint8)
@@ -209,19 +216,21 @@ def make_ring_kernel(plan: TeamPlan):
                     for visit in range(visits(walk_down, walk_across)):
                         block_row, block_column = place(i, j, visit, walk_down, walk_across)
                         row = (block_row * PEERS + rank) * BM
-                        column = block_column * BN + rank * B_SHARE
+                        column = block_column * BN + rank * BESIDE
                         for step in range(turns(block_row, block_column, m, n, steps)):
                             gate = shift(full, 8 * stage)
                             slot = shift(memory, stage * STAGE_BYTES)
                             gate_wait(shift(empty, 8 * stage), phase)
-                            gate_expect(gate, STAGE_BYTES)
+                            gate_expect(gate, expected)
                             for part in range(PARTS):
                                 k = step * BK + part * part_step
+                                if JOINED:
+                                    k += matrix * steps * BK
                                 to = shift(slot, part * A_BYTES)
                                 fill_a(to, a, gate, row, k, u * a_u, v * a_v)
-                                at = part * B_BYTES + rank * B_SHARE * B_ROW
-                                to = shift(slot, B_START + at)
-                                fill_b(to, b, gate, column, k, u * b_u, v * b_v)
+                                to = shift(slot, B_START + part * B_BYTES + rank * SHARE_BYTES)
+                                below = k + rank * BELOW
+                                fill_b(to, b, gate, column, below, u * b_u, v * b_v)
                             stage += 1
                             if stage == STAGES:
                                 stage = 0
@@ -253,6 +262,7 @@ def make_ring_kernel(plan: TeamPlan):
                                    matrix, c_row, extra)  # fmt: skip
             if BOXED:
                 team_drain()
+            join(c, m, n, extra)
         if PEERS > 1:
             peers_sync()
 

@@ -95,6 +95,12 @@ class Device:
         seen = np.lib.stride_tricks.as_strided(first, tuple(reversed(extents)), strides)
         return Box(seen, box, swizzled)
 
+    def flags(self, nbytes: int, stream: int) -> tuple[int, int]:
+        return self.address_of(np.full(nbytes, 0xFF, np.uint8)), 5
+
+    def free_flags(self, address: int, nbytes: int, stream: int) -> None:
+        pass
+
     def run(self, plan, grid: int, build, arguments) -> None:
         kernel, kinds = build(plan)
         values, element = [], iter((plan.a, plan.b, plan.out) if hasattr(plan, "a") else ())
@@ -125,7 +131,7 @@ class Device:
 
 def plan_table(plan, kinds, i: int) -> bool:
     """Whether argument i is the program's table and not a batch's."""
-    if not isinstance(plan, TeamPlan) or plan.program is None:
+    if not isinstance(plan, TeamPlan) or not (plan.program or plan.joined):
         return False
     return i == (6 if plan.filler_lanes else 3)
 
@@ -151,7 +157,7 @@ def backend_on(target: str):
             assert not plan.illegal(), plan.illegal()
         assert plan.shared_bytes <= device.target.shared
 
-        def bind(grid, *last):
+        def bind(grid, *last, together=False):
             def launch(stream, *first):
                 on.launched.append(plan)
                 on.run(plan, grid, build, (*first, *last))

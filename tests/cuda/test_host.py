@@ -81,7 +81,7 @@ def backend():
         return Array(shape, dtype.name), 1 << 12
 
     def kernel(device, plan, build):
-        def bind(grid, *last):
+        def bind(grid, *last, together=False):
             return lambda stream, *first: on.launched.append((plan, grid, first, last))
 
         return SimpleNamespace(bind=bind)
@@ -135,11 +135,17 @@ def test_every_plan_is_legal(backend):
 
 
 def test_unaligned_operands_are_packed_for_the_wide_unit(backend):
-    a = Array((100, 30), "bfloat16", address=4098)
-    names = [type(p).__name__ for p in plans_of(backend, a, Array((30, 64), "bfloat16"))]
-    # 60-byte rows of A are no boxes either; B is aligned.
-    assert names == ["PackPlan", "TeamPlan"]
+    a = Array((100, 3000), "bfloat16", address=4098)
+    names = [type(p).__name__ for p in plans_of(backend, a, Array((3000, 64), "bfloat16"))]
+    assert names == ["PackPlan", "TeamPlan"], "B is aligned"
     assert backend.on.live == 0, "the workspace is given back"
+
+
+def test_a_short_product_of_unaligned_operands_is_one_launch(backend):
+    (plan,) = plans_of(backend, Array((511, 511), "bfloat16"), Array((511, 511), "bfloat16"))
+    assert (plan.tile.unit, plan.tile.a.route) == ("wide", "held")
+    (plan,) = plans_of(backend, Array((100, 30), "int8", address=4097), Array((30, 64), "int8"))
+    assert (plan.tile.unit, plan.tile.a.route) == ("wide", "held")
 
 
 def test_grid_is_bounded_and_batches_are_not(backend):

@@ -48,12 +48,13 @@ def pointer(x, dtype):
     return Pointer(x.reshape(-1).view(np.uint8), 0, dtype)
 
 
-def boxed(x, panel, rows, batched):
+def boxed(x, panel, rows, batched, depth=None):
     """x (batch, rows, k) as the copy engine sees it."""
-    inner = (panel.depth, rows)
+    depth = depth or panel.depth
+    inner = (depth, rows)
     if panel.along == "rows":
         x = np.ascontiguousarray(x.swapaxes(1, 2))
-        inner = (128 // panel.dtype.size if panel.swizzled else rows, panel.depth)
+        inner = (128 // panel.dtype.size if panel.swizzled else rows, depth)
     return (
         Box(x[None], (*inner, 1, 1), panel.swizzled)
         if batched
@@ -70,21 +71,25 @@ def shrunk(plan, rows, columns, stages=2):
     )
 
 
-def run_ring(plan, m, n, k, workers, batch=1):
+def run_ring(plan, m, n, k, workers, batch=1, trim=False):
+    """trim: boxes along k hold only rows of their operand, in eights."""
     assert not plan.illegal()
     a, b = random(plan.a, (batch, m, k), 1), random(plan.b, (batch, n, k), 2)
     out = np.full((batch, m, n), 7).astype(storage(plan.out))
     bm, bn, bk = plan.block
+    share, below = plan.share
+    high = (min(bm, -(-m // 8) * 8), min(share, -(-n // 8) * 8)) if trim else (bm, share)
+    expected = high[0] * bk * plan.a.size + plan.peers * high[1] * below * plan.b.size
     size = plan.out.size
     rows, columns = -(-m // (bm * plan.peers)), -(-n // bn)
     scale = pointer(np.asarray([2.0], np.float32), t.float32)
     Grid(workers, plan.groups + 1, plan.peers, patience=120).run(
         team.make_ring_kernel(plan),
         (
-            boxed(a, plan.tile.a, bm, plan.batched),
-            boxed(b, plan.tile.b, bn // plan.peers, plan.batched),
+            boxed(a, plan.tile.a, high[0], plan.batched),
+            boxed(b, plan.tile.b, high[1], plan.batched, below),
             Box(out[None] if plan.batched else out[0], (), True), pointer(out, plan.out),
-            scale, scale, 0, m, n, -(-k // bk), 0, rows, columns, rows * columns * batch,
+            scale, scale, 0, m, n, -(-k // bk), expected, 0, rows, columns, rows * columns * batch,
             batch, 1, 0, 1, 0, n * size, m * n * size, 0, 1, 1,
         ),
         plan.shared_bytes,
@@ -109,6 +114,23 @@ def test_wide_ring(peers):
     )
     # Rows of A come in boxes of 64, columns of B in 64 for each peer.
     run_ring(shrunk(plan, 64 if peers == 1 else 8, 64 * peers), 70, 40, 150, 2 * peers)
+
+
+def test_peers_share_k_where_columns_are_few():
+    plan = choice.wide_plan(
+        HOPPER, "bfloat16", t.bfloat16, t.bfloat16, t.bfloat16, (64, 64), ("k", "rows"), 2
+    )
+    plan = shrunk(plan, 8, 64)
+    assert plan.share == (64, 32)
+    run_ring(plan, 30, 70, 150, 2)
+
+
+def test_boxes_end_with_the_operand():
+    """Rows that no box brings are poison, and reach no result."""
+    plan = choice.wide_plan(
+        HOPPER, "bfloat16", t.bfloat16, t.bfloat16, t.float32, (64, 64), teams=2
+    )
+    run_ring(shrunk(plan, 32, 32), 3, 12, 150, 1, trim=True)
 
 
 def test_promoted_and_scaled():
@@ -185,6 +207,24 @@ def test_team(dtype, route):
     for i in range(batch):
         want = chain(a[i], b, storage(acc))
         np.testing.assert_array_equal(out[i], want.astype(out.dtype))
+
+
+def test_a_team_feeds_the_wide_unit():
+    """Element by element into the stage that the unit reads by itself."""
+    bf16 = t.bfloat16
+    plan = choice.team_plan(HOPPER, "wide", "bfloat16", bf16, bf16, bf16, t.float32, ("k", "k"),
+                            "held", (64, 64), near=("k", "rows"))  # fmt: skip
+    plan = shrunk(plan, 16, 16)
+    m, n, k = 20, 18, 140
+    a, b = random(bf16, (m, k), 3), random(bf16, (k, n), 4)
+    out = np.full((m, n), 7).astype(storage(bf16))
+    rows, columns = -(-m // plan.block[0]), -(-n // plan.block[1])
+    arguments = (
+        pointer(a, bf16), pointer(b, bf16), pointer(out, bf16), 0, table([]), m, n, k, k * 2, 2,
+        n * 2, 2, n * 2, rows, columns, rows * columns, 1, 1,
+    )  # fmt: skip
+    Grid(2, 1, patience=120).run(team.make_team_kernel(plan), arguments, plan.shared_bytes)
+    np.testing.assert_array_equal(out, chain(a, b.T, np.dtype("f4")).astype(out.dtype))
 
 
 @pytest.mark.parametrize("parts", [1, 2])
