@@ -306,8 +306,8 @@ def _ring(backend, device, plan: TeamPlan, s: Signature, name: str, parts_k: int
     spans = rows * columns * s.count
     grid = _spread(spans * plan.peers, device.units * plan.teams_per_unit, plan.peers)
     flags = [int(bool(axis[i])) for i in (1, 2) for axis in (inner, outer)]
-    tail = (m, n, steps or -(-k // bk), expected, parts_k, rows, columns, spans, inner[0], *flags, s.c_row,
-            inner[3], outer[3], down, across)  # fmt: skip
+    tail = (m, n, steps or -(-k // bk), expected, parts_k, rows, columns, spans, inner[0], *flags,
+            s.c_row, inner[3], outer[3], down, across)  # fmt: skip
     launch = kernel.bind(grid, *tail, together=True) if plan.joined else kernel.bind(grid, *tail)
     a_map, b_map = Boxes(device, a_box), Boxes(device, b_box)
     c_map = Boxes(device, c_box) if c_box else NoBoxes()

@@ -14,8 +14,8 @@ from .driver import Device, Kernel
 
 NAME = "gemm_kernel"
 SOURCES = (
-    *(f"team/{name}.py" for name in ("__init__", "choice", "join", "lanes", "leave", "packing", "plan",
-                                     "ring", "walk")),
+    *(f"team/{name}.py" for name in ("__init__", "choice", "join", "lanes", "leave", "packing",
+                                     "plan", "ring", "walk")),
     *(f"epilogues/{name}.py" for name in ("partials", "program", "team_write_back", "transfers",
                                           "writer")),
 )  # fmt: skip

@@ -179,12 +179,13 @@ def make_ring_kernel(plan: TeamPlan):
 
         a, b, c_box: boxes of the operands (c_box only where results leave by box); c: first
         result, c_row bytes to the next row. steps: K / BK, at least 1; expected: bytes that arrive
-        for one, fewer than a stage where boxes hold no rows beyond the operand. rows, columns: extent of
-        c in spans of PEERS * BM rows and in blocks of BN columns; spans: rows * columns * batch.
-        inner: extent of the inner batch axis u, v the outer; ?_u, ?_v: 0 where an operand is
-        broadcast along it, else 1 (c: bytes). part_step: from a part to the next, along x.
-        extra: the program's table, or where slices of K take the place of a batch, join.py's; walk_down, walk_across: blocks of a span (`make_walk`), whose
-        counts `rows` and `columns` then are.
+        for one, fewer than a stage where boxes hold no rows beyond the operand. rows, columns:
+        extent of c in spans of PEERS * BM rows and in blocks of BN columns; spans: rows * columns
+        * batch. inner: extent of the inner batch axis u, v the outer; ?_u, ?_v: 0 where an operand
+        is broadcast along it, else 1 (c: bytes). part_step: from a part to the next, along x.
+        extra: the program's table, or join.py's where slices of K take the place of a batch;
+        walk_down, walk_across: blocks of a span (`make_walk`), whose counts `rows` and `columns`
+        then are.
         """
         memory = team_memory(uint8)
         full = shift(memory, GATES)

@@ -95,6 +95,9 @@ class Device:
         seen = np.lib.stride_tricks.as_strided(first, tuple(reversed(extents)), strides)
         return Box(seen, box, swizzled)
 
+    def constant(self, data: bytes) -> int:
+        return self.address_of(np.frombuffer(data, np.uint8).copy())
+
     def flags(self, nbytes: int, stream: int) -> tuple[int, int]:
         return self.address_of(np.full(nbytes, 0xFF, np.uint8)), 5
 
@@ -108,7 +111,7 @@ class Device:
         for i, (kind, x) in enumerate(zip(kinds, arguments, strict=True)):
             if isinstance(kind, str) and kind.startswith("box"):
                 dtype = next(element)
-                values.append(self.box(x, dtype) if i < 2 else None)
+                values.append(self.box(x, dtype) if i < 2 or any(x) else None)
             elif isinstance(kind, str) and kind.startswith("table"):
                 assert len(x) == int(kind.removeprefix("table"))
                 table = np.frombuffer(x, np.int64)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 
@@ -28,7 +30,7 @@ def test_slices_are_summed_in_order(m, n, k, slices):
     found, launched = product(a, b, slices, 16)
     assert len(launched) == 1
     assert launched[0].joined == (slices > 1)
-    length = -(-(-(-k // slices)) // 64) * 64
+    length = math.ceil(math.ceil(k / slices) / 64) * 64
     want = np.zeros((m, n), np.float32)
     for start in range(0, k, length):
         part = slice(start, start + length)
