@@ -38,7 +38,7 @@ KEPT_SIGNATURES = 512
 # Stages (of 128 k) of 8-bit floats that the matrix unit sums before they join the float32 total.
 FLOAT8_CHAIN = 4
 # Stages fetched element by element that cost as much time as packing one operand ahead.
-HELD_STAGES = 16
+HELD_STAGES = 5
 # Elements of a float32 result from which packing both operands pays.
 LANES_PACK = 1 << 25
 PRECISIONS = (None, "tf32", "tf32x3")
@@ -185,10 +185,9 @@ def wide_block(units: int, m: int, n: int, k: int, size: int, count: int, narrow
             beside = min(teams, -(-blocks // units))
             products = bm * bn / 64 / share
             moved = (min(m, bm) + min(n, bn)) * 128 / UNIT_BYTES
-            # Peers wait for each other, and pay only where they save what all fetch together.
-            step = max(max(products, moved) * beside, STAGE_CYCLES) * (1 if peers > 1 else 1.02)
-            if bm < 128 and peers > 1:
-                step *= 1.1
+            # Peers wait for each other: worth it for long chains of large blocks.
+            alone = 1.02 if bm == 128 and steps > 8 else 0.9
+            step = max(max(products, moved) * beside, STAGE_CYCLES) * (1 if peers > 1 else alone)
             cost = waves * (steps * step + bm * bn / 24 + 700)
             cost = max(cost, memory) + cost / 16
             if best is None or cost < best[0]:
@@ -648,14 +647,15 @@ def matmul(backend, a, b, out=None, *, dtype=None, precision=None, split_k=None,
             backend, backend.view(a), backend.view(b), None if out is None else backend.view(out),
             dtype, precision, split_k, scale_a, scale_b, fast,
         )  # fmt: skip
+        found = (*found, None if out is not None else backend.maker(a, found[0], found[1]))
         if len(_prepared) >= KEPT_SIGNATURES:
             _prepared.clear()
         _prepared[key] = found
-    shape, result, run, device = found
+    shape, result, run, device, make = found
     if result.kind == "c":
         backend.refuse_conjugates(a, b)
     if out is None:
-        out, address_c = backend.empty(a, shape, result)
+        out, address_c = make() if make is not None else backend.empty(a, shape, result)
     stream = backend.enter(a, device)
     for producer in producers:
         if producer != stream:

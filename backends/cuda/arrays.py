@@ -211,7 +211,9 @@ def enter(x, on) -> int:
         native = sys.modules["torch"]._C
         # PyTorch keeps its device's context current, but in a new thread not before it asks the
         # driver for something itself, which memory from its cache spares it.
-        if native._cuda_getDevice() != on.index or getattr(_entered, "index", None) != on.index:
+        if getattr(_entered, "index", None) != on.index or (
+            _several and native._cuda_getDevice() != on.index
+        ):
             on.use()
             _entered.index = on.index
         return native._cuda_getCurrentRawStream(on.index)
@@ -318,6 +320,23 @@ def empty(like, shape, dtype: DType):
         return out, out.data_ptr()
     out = KINDS[library_of(like)](like, shape, dtype)
     return out, view(out).address
+
+
+def maker(like, shape, dtype: DType):
+    """make() -> (array, address) as `empty` gives them, asked for often; None: ask `empty`."""
+    if type(like) not in _tensor:
+        return None
+    torch = sys.modules["torch"]
+    # One element seen as many: its copies in shape are contiguous, and asked for by one argument.
+    kind = getattr(torch, dtype.name)
+    model = torch.empty(1, dtype=kind, device=like.device).expand(shape)
+    empty_like = torch.empty_like
+
+    def make():
+        out = empty_like(model)
+        return out, out.data_ptr()
+
+    return make
 
 
 # -- what the engine asks of a backend -----------------------------------------------------------

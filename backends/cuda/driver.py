@@ -87,7 +87,7 @@ class Device:
         self.target: CudaTarget = target_of(facts["major"], facts["minor"])
         self.units = facts["units"]
         self.kernels: dict[object, Kernel] = {}
-        self.lock = threading.Lock()
+        self.lock = threading.RLock()
         self._constants: dict[bytes, int] = {}
         self._spare: list[tuple[int, int]] = []
         self._taken: dict[int, int] = {}

@@ -57,8 +57,9 @@ def make_pack_kernel(plan: PackPlan):
         panel_write(STAGE, q, dst_row, panel, rows, depth, 0)
 
     def write_split(q, dst_row, panel, rows, depth, part_step):
-        panel_write(STAGE, q, dst_row, panel, rows, depth, 1)
-        panel_write(STAGE, shift(q, part_step), dst_row, panel, rows, depth, 2)
+        # Whole panels, zeros included: the box of both parts reaches beyond the first.
+        panel_write(STAGE, q, dst_row, panel, rows, DEPTH, 1)
+        panel_write(STAGE, shift(q, part_step), dst_row, panel, rows, DEPTH, 2)
 
     write = write_whole if PARTS == 1 else write_split
 

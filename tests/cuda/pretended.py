@@ -172,5 +172,5 @@ def backend_on(target: str):
     return SimpleNamespace(
         view=view, glance=glance, empty=empty, kernel=kernel, on=on, device=lambda index: on,
         enter=lambda x, device: 0, box_kind=arrays.box_kind,
-        refuse_conjugates=lambda *x: None, upload=lambda x: Array(np.array(x), on),
+        refuse_conjugates=lambda *x: None, maker=lambda *x: None, upload=lambda x: Array(np.array(x), on),
     )  # fmt: skip

@@ -89,7 +89,7 @@ def backend():
     yield SimpleNamespace(
         view=view, glance=glance, empty=empty, kernel=kernel, on=on, device=lambda index: on,
         enter=lambda x, device: 7, box_kind=arrays.box_kind,
-        refuse_conjugates=lambda *x: None,
+        refuse_conjugates=lambda *x: None, maker=lambda *x: None,
     )  # fmt: skip
     engine._prepared.clear()
 
@@ -277,6 +277,29 @@ def test_workspace_of_the_default_stream_is_kept():
     on.free(other, 5)
     assert on.allocate(1000, 5) != other, "other streams' memory goes back to the driver"
     assert [name for name, _ in library.calls if name == "cuMemFreeAsync"] == ["cuMemFreeAsync"]
+
+
+def test_constants_and_flags_take_workspace_under_one_lock():
+    counter = iter(range(1 << 20, 1 << 30, 1 << 12))
+
+    def take(address, nbytes, stream):
+        ctypes.cast(address, ctypes.POINTER(ctypes.c_uint64))[0] = next(counter)
+        return 0
+
+    library = Library()
+    library.cuMemAllocAsync = take
+    on = driver.Device.__new__(driver.Device)
+    on.driver, on.lock, on.context = driver.Driver(library), threading.RLock(), ctypes.c_void_p(1)
+    on._spare, on._taken, on._constants, on._flagged = [], {}, {}, 0
+    assert on.constant(b"1234") == on.constant(b"1234") != on.constant(b"4321")
+    kept, first = on.flags(256, 0)
+    assert on.flags(256, 0) == (kept, first + 1), "flags of the default stream count its launches"
+    other, value = on.flags(256, 5)
+    cleared = [args for name, args in library.calls if name == "cuMemsetD2D8Async"]
+    assert value == 1 and other != kept and len(cleared) == 1
+    on.free_flags(kept, 256, 0)
+    on.free_flags(other, 256, 5)
+    assert [name for name, _ in library.calls].count("cuMemFreeAsync") == 1
 
 
 def test_host_arrays_go_in_and_out(monkeypatch):
