@@ -902,17 +902,14 @@ def _joined(backend, device, s: Signature, steps: int, slices: int, acc: DType) 
     sliced = replace(s, out=acc, c_row=n * acc.size, batch=((slices, 0, 0, partial),))
     name = "tf32" if kind == "tf32" else s.a.dtype.name
     launch = _ring(backend, device, plan, sliced, name, steps=steps)
-    flags = 4 * slices * -(-m // block[0]) * -(-n // block[1]) * plan.groups
 
     def run(a, b, c, stream, scale_a=0, scale_b=0, extra=0):
-        space = device.allocate(slices * partial, stream)
-        raised, value = device.flags(flags, stream)
+        space, flags, value = device.meeting(slices * partial, stream)
         try:
-            table = struct.pack("5q", c, s.c_row, raised, value, slices)
+            table = struct.pack("5q", c, s.c_row, flags, value, slices)
             launch(a, b, space, stream, 0, 0, table)
         finally:
-            device.free_flags(raised, flags, stream)
-            device.free(space, stream)
+            device.part(space, stream)
 
     return run
 

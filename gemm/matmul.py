@@ -6,6 +6,7 @@ everything else takes the long way through `gemm.gufunc`.
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,8 @@ _MATMUL = gufunc.Signature("matmul", (("n", "k"), ("k", "m")), ("n", "m"), froze
 _MATVEC = gufunc.Signature("matvec", (("m", "n"), ("n",)), ("m",))
 _VECMAT = gufunc.Signature("vecmat", (("n",), ("n", "m")), ("m",))
 _VECDOT = gufunc.Signature("vecdot", (("n",), ("n",)), ())
+# How plain products of an array's type are called, once one was on a device: PyTorch's only.
+_device_products: dict[type, Any] = {}
 
 
 def matmul(x1: Any, x2: Any, /, out: Any = None, **keywords: Any) -> Any:
@@ -44,6 +47,9 @@ def matmul(x1: Any, x2: Any, /, out: Any = None, **keywords: Any) -> Any:
         result = engine.door(x1, x2, out)
         if result is not None:
             return result
+        quick = _device_products.get(type(x1))
+        if quick is not None and x1.is_cuda:
+            return quick(x1, x2, out)
         if out is None:
             result = engine.inner_door(x1, x2)
             if result is not None:
@@ -101,6 +107,8 @@ def _on_device(backend: Any, place: Any, x1: Any, x2: Any, out: Any, keywords: d
         return device.matmul_of_host(target, np.asarray(x1), np.asarray(x2), out, **keywords)
     if place == "cpu":
         raise TypeError("device='cpu' with a device array: copy it to the host first")
+    if hasattr(x1, "is_cuda"):
+        _device_products[type(x1)] = functools.partial(device.matmul, backend)
     return device.matmul(backend, x1, x2, out, **keywords)
 
 

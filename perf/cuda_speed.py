@@ -17,6 +17,8 @@ import sys
 import time
 from collections.abc import Callable
 
+import gemm
+
 ROUNDS = 7
 TARGET_MS = 8.0  # device time of one sample
 
@@ -29,14 +31,6 @@ def _torch():
     if not torch.cuda.is_available():
         sys.exit("cuda_speed needs a CUDA device")
     return torch
-
-
-def multiply(a, b, out=None, **options):
-    """The product under test."""
-    from gemm import device
-    from gemm.backends import devices
-
-    return device.matmul(devices.backend_of(a), a, b, out, **options)
 
 
 def median_ms(sides: list[Callable[[int], None]]) -> list[float]:
@@ -121,12 +115,12 @@ def square(report: Report, name, kind, n, target, limit, theirs, turned=False, o
         )
     a, b, c = sets[0]
     c.fill_(float("nan") if out.is_floating_point else 77)
-    multiply(a, b, c, **options)
+    gemm.matmul(a, b, c, **options)
     note = report.check(name, error(c, a, b), limit)
     count = len(sets)
 
     def our_side(i):
-        multiply(*sets[i % count], **options)
+        gemm.matmul(*sets[i % count], **options)
 
     ours, other = median_ms([our_side, lambda i: theirs(*sets[i % count])])
     report.row(f"{name} {n}", ours, other, 2 * n**3, target, note)
@@ -195,13 +189,13 @@ def shapes(report: Report) -> None:
         sets = [(random(left, torch.bfloat16), random(right, torch.bfloat16)) for _ in range(count)]
         name = f"bf16 {'x'.join(map(str, left))} @ {'x'.join(map(str, right))}"
         a, b = sets[0]
-        found = multiply(a, b)
+        found = gemm.matmul(a, b)
         note = report.check(name, error(found, a, b), 4e-3)
         if left[0] in TOKENS and len(left) == 2:
-            report.check(name + " rows", float((multiply(a[:1], b) != found[:1]).sum()), 0)
+            report.check(name + " rows", float((gemm.matmul(a[:1], b) != found[:1]).sum()), 0)
 
         def ours(i, sets=sets, count=count):
-            multiply(*sets[i % count])
+            gemm.matmul(*sets[i % count])
 
         def theirs(i, sets=sets, count=count):
             torch.matmul(*sets[i % count])
@@ -220,10 +214,10 @@ def slices(report: Report) -> None:
         sets = [(random((m, k), torch.bfloat16), random((k, m), torch.bfloat16)) for _ in range(8)]
         a, b = sets[0]
         name = f"split_k={slices_of_k} {m}x{m}x{k}"
-        note = report.check(name, error(multiply(a, b, split_k=slices_of_k), a, b), 4e-3)
+        note = report.check(name, error(gemm.matmul(a, b, split_k=slices_of_k), a, b), 4e-3)
 
         def ours(i, sets=sets, slices_of_k=slices_of_k):
-            multiply(*sets[i % 8], split_k=slices_of_k)
+            gemm.matmul(*sets[i % 8], split_k=slices_of_k)
 
         mine, other = median_ms([ours, lambda i, sets=sets: torch.mm(*sets[i % 8])])
         report.row(name, mine, other, 2 * m * m * k, 0.9, note)
@@ -233,8 +227,8 @@ def accuracy(report: Report) -> None:
     """tf32x3 at K = 4096 against the FMA chain, both against float64."""
     torch = _torch()
     a, b = random((1024, 4096), torch.float32), random((4096, 1024), torch.float32)
-    chain = error(multiply(a, b), a, b)
-    split = error(multiply(a, b, precision="tf32x3"), a, b)
+    chain = error(gemm.matmul(a, b), a, b)
+    split = error(gemm.matmul(a, b, precision="tf32x3"), a, b)
     report.check("tf32x3 error / chain error, K = 4096", split / chain, 4.0)
     print(f"K = 4096: chain {chain:.2e}, tf32x3 {split:.2e}, ratio {split / chain:.2f} (target 4)")
 
@@ -251,7 +245,7 @@ def host_cost(report: Report) -> None:
             call()
         return (time.perf_counter() - start) * 1e3
 
-    sides = (lambda: multiply(a, b), lambda: torch.mm(a, b))
+    sides = (lambda: gemm.matmul(a, b), lambda: torch.mm(a, b))
     for side in sides:
         once(side)
     costs = [[once(side) for side in sides] for _ in range(7)]

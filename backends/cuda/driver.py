@@ -91,7 +91,7 @@ class Device:
         self._constants: dict[bytes, int] = {}
         self._spare: list[tuple[int, int]] = []
         self._taken: dict[int, int] = {}
-        self._flagged = 0
+        self._meeting = (0, 0, 0)  # address, bytes of workspace, launches
 
     def _attribute(self, code: int) -> int:
         value = c_int()
@@ -162,24 +162,35 @@ class Device:
                 _, address = self._spare.pop(0)
         self.driver.call("cuMemFreeAsync", c_uint64(address), c_void_p(stream))
 
-    def flags(self, nbytes: int, stream: int) -> tuple[int, int]:
-        """(address of int32 flags, what they are to become): they hold something else now.
+    def meeting(self, nbytes: int, stream: int) -> tuple[int, int, int]:
+        """(workspace, int32 flags, what they are to become) of a launch whose teams meet.
 
-        Flags of the default stream are kept, and count its launches; others are new.
+        The flags hold something else now. Those of the default stream, one block that grows, count
+        its launches; other streams' are new. `part` with the workspace on the same stream.
         """
-        if stream or nbytes > FLAG_BYTES:
-            address = self.allocate(nbytes, stream)
-            self.clear(address, nbytes, nbytes, 1, stream)
-            return address, 1
-        kept = self.constant(bytes(FLAG_BYTES))
+        if stream:
+            address = self.allocate(nbytes + FLAG_BYTES, stream)
+            self.clear(address, FLAG_BYTES, FLAG_BYTES, 1, stream)
+            return address + FLAG_BYTES, address, 1
         with self.lock:
-            self._flagged = self._flagged % (2**31 - 1) + 1
-            return kept, self._flagged
+            address, size, launches = self._meeting
+            if size < nbytes:
+                if size:
+                    self.driver.call("cuMemFreeAsync", c_uint64(address), c_void_p(0))
+                room = c_uint64()
+                total = c_size_t(nbytes + FLAG_BYTES)
+                self._meeting = (0, 0, 0)
+                self.driver.call("cuMemAllocAsync", byref(room), total, c_void_p(0))
+                address, size, launches = room.value, nbytes, 0
+                self.clear(address, FLAG_BYTES, FLAG_BYTES, 1, 0)
+            launches = launches % (2**31 - 1) + 1
+            self._meeting = (address, size, launches)
+            return address + FLAG_BYTES, address, launches
 
-    def free_flags(self, address: int, nbytes: int, stream: int) -> None:
-        """Gives back what `flags` gave."""
-        if stream or nbytes > FLAG_BYTES:
-            self.free(address, stream)
+    def part(self, workspace: int, stream: int) -> None:
+        """Gives back what `meeting` gave."""
+        if stream:
+            self.free(workspace - FLAG_BYTES, stream)
 
     def clear(self, address: int, pitch: int, width: int, height: int, stream: int) -> None:
         """Zero bytes: `height` rows of `width` bytes, `pitch` bytes apart."""

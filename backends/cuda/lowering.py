@@ -46,6 +46,7 @@ from .ptx import (
     store_shared,
     times,
     warp_of_group,
+    warp_of_lane,
 )
 
 ROW = team.ROW
@@ -740,13 +741,13 @@ def lower_rows_held(context, builder, sig, args):
 def lower_row_of(context, builder, sig, args):
     tile = values.constant(sig.args[0])
     held = narrow_int(builder, _intp(context, builder, args[1], sig.args[1]))
-    return _wide_index(builder, tiles.warp_row(builder, tile, held))
+    return _wide_index(builder, tiles.warp_row(builder, tile, held, warp_of_lane(builder)))
 
 
 def _spill_room(builder, tile, room):
     """Where this warp's part of the room starts."""
     apart = tile.rows // 4 * ROW * _slots(tile)
-    return builder.add(address(builder, room), times(builder, warp_of_group(builder), apart))
+    return builder.add(address(builder, room), times(builder, warp_of_lane(builder), apart))
 
 
 def lower_team_spill(context, builder, sig, args):

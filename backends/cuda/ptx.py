@@ -71,14 +71,18 @@ def lane_of_warp(builder):
 
 
 def uniform(builder, value):
-    """value, told to the assembler to be the same in all lanes of the warp."""
+    """value, told to the assembler to be the same in all lanes of the warp; all of them ask."""
     text = "shfl.sync.idx.b32 $0, $1, 0, 31, -1;"
     return ptx(builder, text, [value], [I32])[0]
 
 
+def warp_of_lane(builder):
+    """Number of the warp in its group, asked for where not all lanes of it may be."""
+    return builder.and_(builder.lshr(lane_of_team(builder), i32(5)), i32(3))
+
+
 def warp_of_group(builder):
-    warp = builder.lshr(lane_of_team(builder), i32(5))
-    return uniform(builder, builder.and_(warp, i32(3)))
+    return uniform(builder, warp_of_lane(builder))
 
 
 def group_of_team(builder):

@@ -112,9 +112,9 @@ def pieces(builder, tile: TeamTile, lane=None):
     return found
 
 
-def warp_row(builder, tile: TeamTile, row):
+def warp_row(builder, tile: TeamTile, row, warp=None):
     """The tile's row of a row of this warp (see `pieces`)."""
-    warp = warp_of_group(builder)
+    warp = warp_of_group(builder) if warp is None else warp
     if tile.unit != "wide":
         return builder.add(times(builder, warp, tile.rows // 4), row)
     box = builder.lshr(row, i32(4))

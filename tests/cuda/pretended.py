@@ -98,10 +98,11 @@ class Device:
     def constant(self, data: bytes) -> int:
         return self.address_of(np.frombuffer(data, np.uint8).copy())
 
-    def flags(self, nbytes: int, stream: int) -> tuple[int, int]:
-        return self.address_of(np.full(nbytes, 0xFF, np.uint8)), 5
+    def meeting(self, nbytes: int, stream: int) -> tuple[int, int, int]:
+        flags = self.address_of(np.full(4096, 0xFF, np.uint8))
+        return self.allocate(nbytes, stream), flags, 5
 
-    def free_flags(self, address: int, nbytes: int, stream: int) -> None:
+    def part(self, workspace: int, stream: int) -> None:
         pass
 
     def run(self, plan, grid: int, build, arguments) -> None:
@@ -172,5 +173,6 @@ def backend_on(target: str):
     return SimpleNamespace(
         view=view, glance=glance, empty=empty, kernel=kernel, on=on, device=lambda index: on,
         enter=lambda x, device: 0, box_kind=arrays.box_kind,
-        refuse_conjugates=lambda *x: None, maker=lambda *x: None, upload=lambda x: Array(np.array(x), on),
+        refuse_conjugates=lambda *x: None, maker=lambda *x: None,
+        upload=lambda x: Array(np.array(x), on),
     )  # fmt: skip

@@ -165,6 +165,20 @@ def test_a_program_rounds_every_step():
     assert "ld.global.b16" in text and "st.global.b16" in text, "one access an element"
 
 
+def test_lanes_that_have_parted_do_not_meet():
+    """An element of a program is computed where not all lanes of a warp are: nothing there waits
+    for all of them, as a shuffle does."""
+    f32 = t.float32
+    program = program_of(stock.residual_rmsnorm(16), f32, f32, residual=("tile", f32),
+                         gamma=("row", f32))  # fmt: skip
+    plan = choice.team_plan(TARGETS["sm_90a"], "lanes", "", f32, f32, f32, f32, ("k", "rows"),
+                            "async", (64, 64), (4, 8), near=("k", "rows"),
+                            program=program)  # fmt: skip
+    blocks = re.split(r"\n\$L__BB", text_of("sm_90a", plan))
+    elements = [block for block in blocks if "mul.rn.f32" in block and "st.global" in block]
+    assert elements and not any(".sync" in block for block in elements)
+
+
 def test_the_identity_is_no_program():
     """Plans of a product with and without an identity epilogue are one."""
     program = program_of(stock.alpha_beta, t.float32, t.float32)

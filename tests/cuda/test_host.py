@@ -279,8 +279,8 @@ def test_workspace_of_the_default_stream_is_kept():
     assert [name for name, _ in library.calls if name == "cuMemFreeAsync"] == ["cuMemFreeAsync"]
 
 
-def test_constants_and_flags_take_workspace_under_one_lock():
-    counter = iter(range(1 << 20, 1 << 30, 1 << 12))
+def test_constants_and_meetings_take_workspace_under_one_lock():
+    counter = iter(range(1 << 20, 1 << 30, 1 << 16))
 
     def take(address, nbytes, stream):
         ctypes.cast(address, ctypes.POINTER(ctypes.c_uint64))[0] = next(counter)
@@ -290,16 +290,22 @@ def test_constants_and_flags_take_workspace_under_one_lock():
     library.cuMemAllocAsync = take
     on = driver.Device.__new__(driver.Device)
     on.driver, on.lock, on.context = driver.Driver(library), threading.RLock(), ctypes.c_void_p(1)
-    on._spare, on._taken, on._constants, on._flagged = [], {}, {}, 0
+    on._spare, on._taken, on._constants, on._meeting = [], {}, {}, (0, 0, 0)
     assert on.constant(b"1234") == on.constant(b"1234") != on.constant(b"4321")
-    kept, first = on.flags(256, 0)
-    assert on.flags(256, 0) == (kept, first + 1), "flags of the default stream count its launches"
-    other, value = on.flags(256, 5)
-    cleared = [args for name, args in library.calls if name == "cuMemsetD2D8Async"]
-    assert value == 1 and other != kept and len(cleared) == 1
-    on.free_flags(kept, 256, 0)
-    on.free_flags(other, 256, 5)
-    assert [name for name, _ in library.calls].count("cuMemFreeAsync") == 1
+
+    def count(name):
+        return [called for called, _ in library.calls].count(name)
+
+    space, flags, first = on.meeting(256, 0)
+    assert on.meeting(200, 0) == (space, flags, first + 1), "the default stream's count launches"
+    assert count("cuMemsetD2D8Async") == 1 and count("cuMemFreeAsync") == 0
+    larger, *_ = on.meeting(1000, 0)
+    assert larger != space and count("cuMemFreeAsync") == 1 and count("cuMemsetD2D8Async") == 2
+    other, raised, value = on.meeting(256, 5)
+    assert value == 1 and raised not in (flags, larger) and count("cuMemsetD2D8Async") == 3
+    on.part(larger, 0)
+    on.part(other, 5)
+    assert count("cuMemFreeAsync") == 2
 
 
 def test_host_arrays_go_in_and_out(monkeypatch):
