@@ -7,7 +7,9 @@ from numba.core import types
 from numba.core.datamodel import models, register_default
 
 from gemm.microkernels import cooperative as team
+from gemm.microkernels import pixels
 from gemm.microkernels.cooperative import StageShape, TeamTile
+from gemm.microkernels.dtypes import int64
 
 from . import values
 
@@ -20,6 +22,14 @@ class Box(types.Type):
     def __init__(self, rank: int):
         self.rank = rank
         super().__init__(f"Box({rank})")
+
+
+class Image(types.Type):
+    """A tensor map that gathers over `rank` spatial axes, with its rule, passed by value."""
+
+    def __init__(self, rank: int):
+        self.rank = rank
+        super().__init__(f"Image({rank})")
 
 
 class TeamTileType(types.Type):
@@ -65,6 +75,7 @@ class Held(types.Type):
 
 
 @register_default(Box)
+@register_default(Image)
 class _BoxModel(models.PrimitiveModel):
     def __init__(self, dmm, fe_type):
         super().__init__(dmm, fe_type, values.BYTE_POINTER)
@@ -98,6 +109,11 @@ values.RULES.update(
         team.gate_expect: lambda p, n: types.none,
         team.gate_arrive: lambda p, peers, arrivals, when: types.none,
         team.box_fetch: lambda dst, box, gate, x, y, u, v, peers: types.none,
+        pixels.image_rule: lambda image: values.Pointer(int64),
+        pixels.pixels_fetch: lambda dst, image, gate, c, x, y, z, n, dx, dy, dz: types.none,
+        pixels.pixels_begin: lambda s, dst, p, rule, row, k, rows, depth, turned: Held(
+            values.constant(s)
+        ),
         team.panel_begin: lambda s, dst, p, rs, ks, rows, depth: Held(values.constant(s)),
         team.panel_end: lambda s, dst, held: types.none,
         team.panel_write: lambda s, p, rs, src, rows, depth, part: types.none,

@@ -339,6 +339,16 @@ def maker(like, shape, dtype: DType):
     return make
 
 
+def turns(like) -> bool:
+    """Whether the library of `like` sees an array's axes in another order without a copy."""
+    return library_of(like) in ("torch", "cupy")
+
+
+def turned(x, axes):
+    """A view of x, of such a library, with its axes in this order."""
+    return x.permute(axes) if library_of(x) == "torch" else x.transpose(axes)
+
+
 # -- what the engine asks of a backend -----------------------------------------------------------
 
 

@@ -6,9 +6,10 @@ from llvmlite import ir
 from numba.core import types
 
 from gemm.microkernels.dtypes import DType, int64
+from gemm.microkernels.pixels import MAP_BYTES, RULE_BYTES
 
 from .. import compiler, values
-from ..team_values import Box
+from ..team_values import Box, Image
 from .targets import CudaTarget
 
 NAME = "gemm_kernel"
@@ -18,12 +19,15 @@ def numba_type(kind):
     """Numba's type of a kernel argument, and the bytes it passes by value (8: one register).
 
     kind: a DType (pointer to its elements), 'integer', 'box2' or 'box4' (tensor map of so many
-    axes) or 'table128' (16 integers, seen as a pointer).
+    axes), 'image2' (one that gathers over so many, with its rule) or 'table128' (16 integers, seen
+    as a pointer).
     """
     if isinstance(kind, DType):
         return values.Pointer(kind), 8
     if kind.startswith("table"):
         return values.Pointer(int64), int(kind.removeprefix("table"))
+    if kind.startswith("image"):
+        return Image(int(kind[5:])), MAP_BYTES + RULE_BYTES
     if kind.startswith("box"):
         return Box(int(kind[3:])), 128
     return types.intp, 8

@@ -263,6 +263,26 @@ class Device:
         )  # fmt: skip
         return room.raw[start : start + 128]
 
+    def image_map(self, address: int, kind: int, extents, steps, lower, upper, channels: int,
+                  pixels: int, between) -> bytes:  # fmt: skip
+        """The 128 bytes of a tensor map that gathers pixels; a line of a box is 128 bytes.
+
+        extents (channels, spatial axes, images), steps as of `box_map`; lower, upper: of each
+        spatial axis, where first positions begin, from the image's first, and end, from its last;
+        channels, pixels: of a box; between: from a first position to the next, 1 at either end.
+        """
+        rank = len(extents)
+        room = ctypes.create_string_buffer(192)
+        start = -ctypes.addressof(room) % 64
+        self.driver.call(
+            "cuTensorMapEncodeIm2col", c_void_p(ctypes.addressof(room) + start), c_int(kind),
+            c_uint(rank), c_void_p(address), (c_uint64 * rank)(*extents),
+            (c_uint64 * (rank - 1))(*steps), (c_int * (rank - 2))(*lower),
+            (c_int * (rank - 2))(*upper), c_uint(channels), c_uint(pixels),
+            (c_uint * rank)(*between), c_int(0), c_int(3), c_int(PROMOTION), c_int(0),
+        )  # fmt: skip
+        return room.raw[start : start + 128]
+
 
 BOX_KINDS = {
     "uint8": 0, "int8": 0, "float8_e4m3fn": 0, "float8_e5m2": 0, "bool": 0, "uint16": 1,

@@ -9,13 +9,15 @@ from __future__ import annotations
 import functools
 from pathlib import Path
 
+from gemm.microkernels.pixels import MAP_BYTES, RULE_BYTES
+
 from .. import kernel_cache
 from .driver import Device, Kernel
 
 NAME = "gemm_kernel"
 SOURCES = (
     *(f"team/{name}.py" for name in ("__init__", "choice", "join", "lanes", "leave", "packing",
-                                     "plan", "ring", "walk")),
+                                     "pixels", "plan", "ring", "walk")),
     *(f"epilogues/{name}.py" for name in ("partials", "program", "team_write_back", "transfers",
                                           "writer")),
 )  # fmt: skip
@@ -69,6 +71,8 @@ def argument_sizes(kinds):
 def _size(kind) -> int:
     if not isinstance(kind, str) or kind == "integer":
         return 8
+    if kind.startswith("image"):
+        return MAP_BYTES + RULE_BYTES
     return 128 if kind.startswith("box") else int(kind.removeprefix("table"))
 
 

@@ -11,7 +11,7 @@ from llvmlite import ir
 from numba.core import cgutils
 from numba.core.types import intp
 
-from gemm.microkernels import arithmetic, vocabulary
+from gemm.microkernels import arithmetic, pixels, vocabulary
 from gemm.microkernels import cooperative as team
 from gemm.microkernels.dtypes import DType
 
@@ -22,6 +22,7 @@ from ..cpu.lowering import narrow as narrow_value
 from ..cpu.lowering import widen
 from ..lanes import LOWERINGS as LANE_TABLE
 from ..team_values import GROUP_LANES, TeamTileType
+from . import pixels as gathering
 from . import tiles
 from .ptx import (
     F32,
@@ -891,6 +892,11 @@ LOWERINGS = {
     team.gate_expect: lower_gate_expect,
     team.gate_arrive: lower_gate_arrive,
     team.box_fetch: lower_box_fetch,
+    pixels.image_rule: gathering.lower_image_rule,
+    pixels.pixels_fetch: gathering.lower_pixels_fetch,
+    pixels.pixels_begin: gathering.make_lower_pixels_begin(
+        _element, _each, _limit, _load_if, _staged, _pack
+    ),
     team.panel_begin: lower_panel_begin,
     team.panel_end: lower_panel_end,
     team.panel_write: lower_panel_write,

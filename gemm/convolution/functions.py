@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from gemm.backends import devices
 from gemm.convolution import calls, filters, forward, geometry, layouts, operands
 from gemm.convolution.calls import Function, collect, grouped, named, operand_pair, write_back_of
 from gemm.convolution.filters import PackedFilters
@@ -37,6 +38,15 @@ def _conv(rank: int) -> Function:
         out: np.ndarray | None = None,
         threads: int | None = None,
     ) -> np.ndarray:
+        backend = None if type(x) is np.ndarray else devices.backend_of(x)
+        if backend is not None:
+            from gemm.convolution import on_device
+
+            on_device.refuse(name, x_zero_point=x_zero_point, w_zero_point=w_zero_point)
+            return on_device.convolution(
+                backend, name, rank, x, w, bias, stride, padding, dilation, groups, layout,
+                epilogue, algorithm, out,
+            )  # fmt: skip
         key = calls.key(
             x, w, bias, stride, padding, dilation, groups, layout, x_zero_point, w_zero_point,
             epilogue, algorithm, out, threads,

@@ -20,7 +20,7 @@ def array(name: str, what: str, value: Any) -> np.ndarray:
     """
     if hasattr(value, "__cuda_array_interface__"):
         raise TypeError(
-            f"{name}: {what} lies on a device; convolutions take arrays of the host only"
+            f"{name}: {what} lies on a device and another operand on the host: move one of them"
         )
     value = np.asarray(value)
     if value.dtype.kind in "OSUMm" or value.dtype.names is not None:
@@ -34,7 +34,7 @@ def array(name: str, what: str, value: Any) -> np.ndarray:
 
 def check_rank(name: str, what: str, value: np.ndarray, axes: int) -> None:
     """Refuse an array that does not have ``axes`` axes."""
-    if value.ndim != axes:
+    if len(value.shape) != axes:
         raise ValueError(f"{name}: {what} must have {axes} axes, got shape {value.shape}")
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -164,8 +164,6 @@ def _number(bound: Bound, name: str, dtype: DType) -> int:
 
 
 def _decide(backend, a, b, given, bound: Bound, precision, fast: bool) -> Decided:
-    from .run import _check_given, _output_shape, _output_types, _program
-
     epilogue = bound.epilogue
     va, vb = backend.view(a), backend.view(b)
     promoted, batch = _checked(va, vb, precision)
@@ -173,10 +171,42 @@ def _decide(backend, a, b, given, bound: Bound, precision, fast: bool) -> Decide
     acc = products.accumulator(promoted, common)
     m, k, n = va.shape[-2], va.shape[-1], vb.shape[-1]
     problem = Problem(epilogue.name, (*batch, m, n), acc, epilogue.pairs)
+    laid = lay_out(
+        backend.view, problem, bound, {key: backend.view(x) for key, x in given.items()}, common,
+        va.device,
+    )  # fmt: skip
+    device = backend.device(va.device)
+    if laid.program is None:
+        return Decided(laid.outputs, None, None, device)
+    if laid.job is None:
+        return Decided(laid.outputs, None, None, device, plain=True)
+    launch = _prepared(backend, device, va, vb, batch, acc, laid.program, precision, fast, k)
+    return Decided(laid.outputs, laid.job, launch, device, laid.scratch)
+
+
+class Laid(NamedTuple):
+    """Outputs (name, shape, type), program (None: nothing to compute), its table (None: the
+    program is the identity), bytes of the states of partials by slot."""
+
+    outputs: tuple[tuple[str, tuple[int, ...], DType], ...]
+    program: Program | None
+    job: Job | None
+    scratch: tuple[tuple[int, int], ...] = ()
+
+
+def lay_out(see: Any, problem: Problem, bound: Bound, given: dict[str, Any], common: DType,
+            index: int) -> Laid:  # fmt: skip
+    """The program of a bound epilogue on a product, and its table.
+
+    see(operand): its view, in the product's shape; given: views of outputs by name, '' for the
+    main one; common: type of outputs that name none; index: the device of the operands.
+    """
+    from .run import _check_given, _output_shape, _output_types, _program
+
+    epilogue, acc = bound.epilogue, problem.acc
     each = {key: 2 if key in epilogue.unpacked else 1 for key in bound.operands}
     arrays = {
-        key: _operand(backend, problem, key, x, each[key], va.device)
-        for key, x in bound.operands.items()
+        key: _operand(see, problem, key, x, each[key], index) for key, x in bound.operands.items()
     }
     floats = float_type(acc, [targets.element_type(x.dtype) for x in arrays.values() if x.ndim])
     specs = []
@@ -211,7 +241,7 @@ def _decide(backend, a, b, given, bound: Bound, precision, fast: bool) -> Decide
     for key, value in values.items():
         shape = _output_shape(problem, value)
         if key in given:
-            x = stand_in(_aligned(problem, key, backend.view(given[key])))
+            x = stand_in(_aligned(problem, key, given[key]))
             _check_given(problem, key, x, shape, dtypes[key])
             if value.kind != "tile" and (x.dtype != dtypes[key] or x.strides[-1] != x.itemsize):
                 raise TypeError(
@@ -228,20 +258,18 @@ def _decide(backend, a, b, given, bound: Bound, precision, fast: bool) -> Decide
         (key, targets.element_type(x.dtype), x.strides[-1] == x.itemsize or x.shape[-1] == 1)
         for key, x in written.items()
     )
-    device = backend.device(va.device)
     if not all(x.size for x in written.values()):
-        return Decided(tuple(outputs), None, None, device)
+        return Laid(tuple(outputs), None, None)
     program = _program(epilogue, of_each, acc, tuple(specs), wanted)
     if program.is_identity:
-        return Decided(tuple(outputs), None, None, device, plain=True)
+        return Laid(tuple(outputs), program, None)
     job = Job(problem, program, 1, None)
     job.lay_out(0, program, arrays, written, 0)
     # States of partials along rows are in shared memory.
     scratch = tuple(
         (slot, math.prod(shape) * dtype.size) for slot, shape, dtype in job.states if shape[1]
     )
-    launch = _prepared(backend, device, va, vb, batch, acc, program, precision, fast, k)
-    return Decided(tuple(outputs), job, launch, device, scratch)
+    return Laid(tuple(outputs), program, job, scratch)
 
 
 def _checked(va, vb, precision) -> tuple[DType, tuple[int, ...]]:
@@ -271,11 +299,11 @@ def _fresh(shape, dtype: DType):
     return SimpleNamespace(shape=shape, strides=tuple(reversed(strides)), dtype=dtype)
 
 
-def _operand(backend, problem: Problem, key: str, x: Any, each: int, index: int) -> np.ndarray:
+def _operand(see, problem: Problem, key: str, x: Any, each: int, index: int) -> np.ndarray:
     """An operand's stand-in, fitted to the problem; a number as it is."""
     if isinstance(x, NUMBERS) or (isinstance(x, np.ndarray) and x.ndim == 0):
         return np.asarray(x)
-    view = backend.view(x)
+    view = see(x)
     if view.device != index:
         raise ValueError(f"epilogue {problem.name}: operand {key} is on another device")
     array = fit_operand(problem, key, stand_in(_aligned(problem, key, view)), each)

@@ -15,11 +15,13 @@ computes the current one. Write-back is the same hook in both: the finished tile
     walk.py       the order of blocks             lanes.py      every lane fills and drains
     leave.py      the write-back                  packing.py    what no stage can fetch as it lies
     join.py       slices of K, summed in order
+    pixels.py     operand A gathered from images
 """
 
 from __future__ import annotations
 
 from gemm.microkernels.dtypes import float32
+from gemm.microkernels.pixels import RULE_BYTES
 
 from .join import SLOTS
 from .lanes import make_team_kernel
@@ -28,7 +30,8 @@ from .plan import TeamPlan
 from .ring import make_ring_kernel
 from .walk import walk
 
-TABLE = "table128"  # four rows of a batch
+TABLE_BYTES = 128  # four rows of a batch
+TABLE = f"table{TABLE_BYTES}"
 
 __all__ = [
     "PackPlan",
@@ -42,8 +45,8 @@ __all__ = [
 
 
 def build(plan):
-    """(kernel, argument kinds): DType for a pointer, 'box2', 'box4', 'integer', or 'table' with
-    its number of bytes."""
+    """(kernel, argument kinds): DType for a pointer, 'box2', 'box4', 'image1' .. 'image3',
+    'integer', or 'table' with its number of bytes."""
     if isinstance(plan, PackPlan):
         return make_pack_kernel(plan), (plan.out, plan.source, TABLE, *["integer"] * 8)
     extra = "integer" if plan.program is None else f"table{8 * plan.program.end}"
@@ -51,7 +54,9 @@ def build(plan):
         extra = f"table{8 * SLOTS}"
     if plan.filler_lanes:
         box = "box4" if plan.batched else "box2"
-        kinds = (box, box, box, plan.out, float32, float32, extra, *["integer"] * 18)
+        a, b = (f"image{plan.image}", "box4") if plan.image else (box, box)
+        kinds = (a, b, box, plan.out, float32, float32, extra, *["integer"] * 18)
         return make_ring_kernel(plan), kinds
-    kinds = (plan.a, plan.b, plan.out, extra, TABLE, *["integer"] * 13)
+    dims = f"table{TABLE_BYTES + RULE_BYTES}" if plan.image else TABLE
+    kinds = (plan.a, plan.b, plan.out, extra, dims, *["integer"] * 13)
     return make_team_kernel(plan), kinds

@@ -22,8 +22,18 @@ from gemm.microkernels.dtypes import uint8
 from gemm.microkernels.vocabulary import shift
 
 from .leave import make_leave
+from .pixels import make_begin_pixels
 from .plan import TeamPlan
 from .walk import batch_offsets, make_locate, make_walk
+
+
+def make_begin_matrix(stage):
+    """How lanes start to move a panel of A: k `first` on, of a block that starts at `source`."""
+
+    def begin(dst, source, dims, row, first, row_step, k_step, rows, depth):
+        return panel_begin(stage, dst, shift(source, first * k_step), row_step, k_step, rows, depth)
+
+    return begin
 
 
 def make_team_kernel(plan: TeamPlan):
@@ -42,6 +52,7 @@ def make_team_kernel(plan: TeamPlan):
     locate = make_locate(plan.band)
     visits, place = make_walk(plan)
     leave_tile = make_leave(plan)
+    begin_a = make_begin_pixels(A, plan.turned) if plan.image else make_begin_matrix(A)
 
     def kernel(a, b, c, extra, dims, m, n, k, ars, acs, brs, bcs, crs, rows, columns, spans,
                walk_down, walk_across):  # fmt: skip
@@ -49,7 +60,8 @@ def make_team_kernel(plan: TeamPlan):
 
         ?rs, ?cs: row and column steps in bytes; dims: the batch, see `batch_offsets`; rows,
         columns: extent of c in spans of walk_down x walk_across blocks (`make_walk`); spans: rows
-        * columns * batch; extra: the program's table.
+        * columns * batch; extra: the program's table. A that is gathered has ars = 0, and its
+        rule follows the batch in dims.
         """
         memory = team_memory(uint8)
         partials = shift(memory, PARTIALS + group() * PARTIAL_BYTES)
@@ -72,9 +84,7 @@ def make_team_kernel(plan: TeamPlan):
                 for s in range(STAGES - 1):
                     slot = shift(memory, s * STAGE_BYTES)
                     left = k - s * BK
-                    held_a = panel_begin(
-                        A, slot, shift(source_a, s * BK * acs), ars, acs, m - row, left
-                    )
+                    held_a = begin_a(slot, source_a, dims, row, s * BK, ars, acs, m - row, left)
                     to_b = shift(slot, A_BYTES)
                     held_b = panel_begin(
                         B, to_b, shift(source_b, s * BK * brs), bcs, brs, n - column, left
@@ -93,11 +103,10 @@ def make_team_kernel(plan: TeamPlan):
                     first = (step + STAGES - 1) * BK
                     to_a = shift(memory, ahead * STAGE_BYTES)
                     to_b = shift(to_a, A_BYTES)
-                    held_a = panel_begin(
-                        A, to_a, shift(source_a, first * acs), ars, acs, m - row, k - first
-                    )
+                    left = k - first
+                    held_a = begin_a(to_a, source_a, dims, row, first, ars, acs, m - row, left)
                     held_b = panel_begin(
-                        B, to_b, shift(source_b, first * brs), bcs, brs, n - column, k - first
+                        B, to_b, shift(source_b, first * brs), bcs, brs, n - column, left
                     )
                     panels_commit()
                     slot = shift(memory, stage * STAGE_BYTES)

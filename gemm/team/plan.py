@@ -27,7 +27,9 @@ class TeamPlan:
     sum_of: where not None, results are slices of K that the launch sums to this type (join.py);
     chain: k-steps summed by the matrix unit before they are added to the float32 total (0: all);
     store: 'box' (copy engine) or 'rows'; scaled: the result is multiplied by two scalars;
-    registers: (filling, draining) a lane, (0, 0) leaves them; batched: boxes have batch axes.
+    registers: (filling, draining) a lane, (0, 0) leaves them; batched: boxes have batch axes;
+    image: A is gathered from images of so many spatial axes (0: A is a matrix); turned: its rows
+    are (tap, channel) and its k output pixels.
     """
 
     tile: TeamTile
@@ -50,6 +52,8 @@ class TeamPlan:
     teams_per_unit: int = 1
     program: Program | None = None
     sum_of: DType | None = None
+    image: int = 0
+    turned: bool = False
 
     @property
     def joined(self) -> bool:
@@ -138,6 +142,7 @@ class TeamPlan:
         return (
             f"{t.unit} {bm}x{bn}x{bk} {self.a}{t.a.along[0]} x {self.b}{t.b.along[0]} -> {self.out}"
             f" {t.a.route} stages {self.stages} peers {self.peers}"
+            + (f" image {self.image}{' turned' * self.turned}" if self.image else "")
         )
 
     def illegal(self) -> str:
@@ -174,6 +179,9 @@ class TeamPlan:
             return f"groups claim {wanted} registers of {pool} the team enters with"
         if self.joined and (self.out != t.dtype or self.store == "box" or self.program):
             return f"slices are summed as {t.dtype} that leaves by rows, without a program"
+        boxed = self.image and t.a.route == "box"
+        if boxed and (t.a.along != "k" or self.parts > 1 or self.turned or self.joined):
+            return f"boxes of pixels lie along k, in one part: {t.a.along}, {self.parts} parts"
         if self.parts not in (1, 2) or self.peers < 1:
             return f"parts = {self.parts}, peers = {self.peers}"
         return "" if self.program is None else self._illegal_program(self.program)

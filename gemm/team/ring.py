@@ -42,6 +42,7 @@ from gemm.microkernels.vocabulary import load, shift
 
 from .join import make_join
 from .leave import make_leave
+from .pixels import make_image_source
 from .plan import SWIZZLED_ROW, TeamPlan
 from .walk import make_locate, make_walk
 
@@ -67,6 +68,34 @@ def make_fill(stage: StageShape, rows: int, peers: int):
     return fill_boxes if stage.swizzled else fill_along_rows
 
 
+def make_matrix_source(plan: TeamPlan):
+    """How a filling lane goes along A and B: (start, first, fill A, fill B, next).
+
+    start(a, row): where a block of A begins; first(k): the cursor there; next(a, cursor);
+    further: k beyond the cursor.
+    """
+    BM, _, BK = plan.block
+    put_a = make_fill(plan.tile.a, BM, 1)
+    put_b = make_fill(plan.tile.b, plan.share[0], plan.peers)
+
+    def start(a, row):
+        return row
+
+    def first(k):
+        return k
+
+    def fill_a(dst, a, gate, place, cursor, further, u, v):
+        put_a(dst, a, gate, place, cursor + further, u, v)
+
+    def fill_b(dst, b, gate, column, cursor, further, u, v):
+        put_b(dst, b, gate, column, cursor + further, u, v)
+
+    def after(a, cursor):
+        return cursor + BK
+
+    return start, first, fill_a, fill_b, after
+
+
 def make_ring_kernel(plan: TeamPlan):
     """The product with a filling group; operands reach it as boxes of the copy engine."""
     TILE, STAGES, PEERS, PARTS = plan.tile, plan.stages, plan.peers, plan.parts
@@ -87,7 +116,7 @@ def make_ring_kernel(plan: TeamPlan):
     PARTIAL_BYTES = plan.partial_bytes()
     visits, place = make_walk(plan)
     leave_tile, join = make_leave(plan), make_join(plan)
-    JOINED = plan.joined
+    JOINED = int(plan.joined)
     FEW, MANY = plan.registers
     A_ROW, B_ROW, ROWS, COLUMNS = A.row_bytes, B.row_bytes, TILE.rows, TILE.columns
     SHARE, K_SHARE = plan.share
@@ -96,7 +125,8 @@ def make_ring_kernel(plan: TeamPlan):
     BELOW = 0 if K_SHARE == BK else K_SHARE
     SHARE_BYTES = BESIDE * B_ROW + BELOW * SWIZZLED_ROW
     locate = make_locate(plan.band)
-    fill_a, fill_b = make_fill(A, BM, 1), make_fill(B, SHARE, PEERS)
+    make_source = make_image_source if plan.image else make_matrix_source
+    start, first_step, fill_a, fill_b, after = make_source(plan)
     begin = team_tile if WIDE else team_zeros
 
     def use_one(t, a, b, keep):
@@ -218,20 +248,21 @@ def make_ring_kernel(plan: TeamPlan):
                         block_row, block_column = place(i, j, visit, walk_down, walk_across)
                         row = (block_row * PEERS + rank) * BM
                         column = block_column * BN + rank * BESIDE
-                        for step in range(turns(block_row, block_column, m, n, steps)):
+                        place_a = start(a, row)
+                        cursor = first_step(matrix * steps * BK * JOINED)
+                        for _ in range(turns(block_row, block_column, m, n, steps)):
                             gate = shift(full, 8 * stage)
                             slot = shift(memory, stage * STAGE_BYTES)
                             gate_wait(shift(empty, 8 * stage), phase)
                             gate_expect(gate, expected)
                             for part in range(PARTS):
-                                k = step * BK + part * part_step
-                                if JOINED:
-                                    k += matrix * steps * BK
+                                further = part * part_step
                                 to = shift(slot, part * A_BYTES)
-                                fill_a(to, a, gate, row, k, u * a_u, v * a_v)
+                                fill_a(to, a, gate, place_a, cursor, further, u * a_u, v * a_v)
                                 to = shift(slot, B_START + part * B_BYTES + rank * SHARE_BYTES)
-                                below = k + rank * BELOW
-                                fill_b(to, b, gate, column, below, u * b_u, v * b_v)
+                                further += rank * BELOW
+                                fill_b(to, b, gate, column, cursor, further, u * b_u, v * b_v)
+                            cursor = after(a, cursor)
                             stage += 1
                             if stage == STAGES:
                                 stage = 0

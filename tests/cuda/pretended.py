@@ -11,6 +11,7 @@ from gemm.backends.cuda.targets import TARGETS
 from gemm.microkernels.arithmetic import Table
 from gemm.microkernels.cooperative import Box, Grid
 from gemm.microkernels.dtypes import DTYPES, int64
+from gemm.microkernels.pixels import AXES, COUNT, EXTENT, LOWEST, STEP, Image, entry
 from gemm.microkernels.vocabulary import Pointer, storage
 from gemm.team import TeamPlan
 
@@ -78,13 +79,39 @@ class Device:
     def free(self, address: int, stream: int) -> None:
         pass
 
+    def clear(self, address, pitch, width, height, stream) -> None:
+        p = self.pointer(address, None)
+        for row in range(height):
+            p.memory[p.offset + row * pitch : p.offset + row * pitch + width] = 0
+
     def box_map(self, address, kind, extents, steps, box, swizzled) -> bytes:
         self.boxes.append((address, extents, steps, box, swizzled))
         return (len(self.boxes) - 1).to_bytes(128, "little")
 
-    def box(self, raw: bytes, dtype) -> Box | None:
-        number = int.from_bytes(raw, "little")
-        address, extents, steps, box, swizzled = self.boxes[number]
+    def image_map(self, address, kind, extents, steps, lower, upper, channels, pixels, between):
+        """Refuses what the driver refuses."""
+        rank = len(lower)
+        low, high = -(1 << 16 // rank - 1), (1 << 16 // rank - 1) - 1
+        assert all(low <= x <= high for x in (*lower, *upper)) and max(between) <= 8
+        assert len(extents) == rank + 2 == len(steps) + 1 == len(between)
+        assert address % 16 == 0 and all(0 < x < 1 << 40 and x % 16 == 0 for x in steps)
+        assert channels <= 256 and pixels <= 1024
+        self.boxes.append((address, extents, steps, (lower, upper, channels, pixels, between)))
+        return (len(self.boxes) - 1).to_bytes(128, "little")
+
+    def image(self, raw: bytes, dtype) -> Image:
+        address, extents, steps, facts = self.boxes[int.from_bytes(raw[:128], "little")]
+        lower, upper, channels, pixels, between = facts
+        array = self.seen(address, extents, steps, dtype)
+        rule = np.frombuffer(raw[128:], np.int64).copy()
+        for i, (a, b) in enumerate(zip(lower, upper, strict=True)):
+            # What the engine reads off the map is what the rule says.
+            of = rule[entry(AXES - 1 - i, 0) : entry(AXES - 1 - i, 8)]
+            assert (of[LOWEST], of[STEP], of[EXTENT]) == (a, between[1 + i], extents[1 + i])
+            assert (extents[1 + i] - 1 + b - a) // of[STEP] + 1 == of[COUNT]
+        return Image(array, rule, channels, pixels)
+
+    def seen(self, address, extents, steps, dtype) -> np.ndarray:
         p = self.pointer(address, dtype)
         flat = p.memory[p.offset :]
         kind = np.dtype(storage(dtype))
@@ -92,8 +119,12 @@ class Device:
         last = sum((e - 1) * s for e, s in zip(reversed(extents), strides, strict=True))
         assert last + kind.itemsize <= len(flat), "a box reaches beyond its array"
         first = np.frombuffer(flat.data, kind, 1)
-        seen = np.lib.stride_tricks.as_strided(first, tuple(reversed(extents)), strides)
-        return Box(seen, box, swizzled)
+        return np.lib.stride_tricks.as_strided(first, tuple(reversed(extents)), strides)
+
+    def box(self, raw: bytes, dtype) -> Box | None:
+        number = int.from_bytes(raw, "little")
+        address, extents, steps, box, swizzled = self.boxes[number]
+        return Box(self.seen(address, extents, steps, dtype), box, swizzled)
 
     def constant(self, data: bytes) -> int:
         return self.address_of(np.frombuffer(data, np.uint8).copy())
@@ -110,7 +141,9 @@ class Device:
         values, element = [], iter((plan.a, plan.b, plan.out) if hasattr(plan, "a") else ())
         assert len(kinds) == len(arguments)
         for i, (kind, x) in enumerate(zip(kinds, arguments, strict=True)):
-            if isinstance(kind, str) and kind.startswith("box"):
+            if isinstance(kind, str) and kind.startswith("image"):
+                values.append(self.image(x, next(element)))
+            elif isinstance(kind, str) and kind.startswith("box"):
                 dtype = next(element)
                 values.append(self.box(x, dtype) if i < 2 or any(x) else None)
             elif isinstance(kind, str) and kind.startswith("table"):
@@ -172,6 +205,7 @@ def backend_on(target: str):
 
     return SimpleNamespace(
         view=view, glance=glance, empty=empty, kernel=kernel, on=on, device=lambda index: on,
+        turns=lambda x: True, turned=lambda x, axes: Array(x.values.transpose(axes), on),
         enter=lambda x, device: 0, box_kind=arrays.box_kind,
         refuse_conjugates=lambda *x: None, maker=lambda *x: None,
         upload=lambda x: Array(np.array(x), on),

@@ -11,6 +11,7 @@ import os
 import re
 import shutil
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -131,7 +132,42 @@ def other_program_plans():
         yield pytest.param(target, plan, id=f"{target} program on {a}")
 
 
-@pytest.mark.parametrize("name, plan", [*plans(), *program_plans(), *other_program_plans()])
+def image_plans():
+    """Plans whose A is gathered, by the copy engine and by lanes."""
+    bf16, f32 = t.bfloat16, t.float32
+    bias = program_of(stock.bias, f32, bf16, bias=("row", bf16))
+    hopper = TARGETS["sm_90a"]
+    for rank, block, peers, program in (
+        (1, (64, 64), 1, None), (2, (128, 256), 2, None), (2, (128, 64), 1, bias),
+        (3, (128, 128), 2, None),
+    ):  # fmt: skip
+        out = bf16 if program is None else f32
+        plan = choice.wide_plan(hopper, "bfloat16", bf16, bf16, out, block, peers=peers,
+                                program=program)  # fmt: skip
+        yield pytest.param("sm_90a", replace(plan, image=rank), id=f"sm_90a {rank} {block}")
+    for target, unit, a, near, turned in (
+        ("sm_75", "lanes", "float32", "rows", False), ("sm_80", "lanes", "float32", "k", True),
+        ("sm_80", "matrix", "bfloat16", "k", False), ("sm_90a", "matrix", "float64", "rows", False),
+        ("sm_100a", "lanes", "complex64", "k", False), ("sm_90a", "lanes", "bfloat16", "k", False),
+        ("sm_90a", "lanes", "int8", "rows", True),
+    ):  # fmt: skip
+        dtype = t.DTYPES[a]
+        acc = t.DTYPES[dtype.compute]
+        if unit == "matrix":
+            tile, lane, across, along = (64, 32), (8, 8), 2, ("k", "k")
+            across = 1 if a == "float64" else across
+        else:
+            (tile, lane), across, along = choice.lanes_shape(acc), 1, (near, "k")
+        plan = choice.team_plan(TARGETS[target], unit, a if unit == "matrix" else "", dtype, dtype,
+                                dtype, acc, along, "held", tile, lane, 1, across,
+                                near=(near, "k"))  # fmt: skip
+        plan = replace(plan, image=2, turned=turned)
+        yield pytest.param(target, plan, id=f"{target} {plan.label}")
+
+
+@pytest.mark.parametrize(
+    "name, plan", [*plans(), *program_plans(), *other_program_plans(), *image_plans()]
+)
 def test_assembles_without_spills(name, plan, tmp_path):
     if isinstance(plan, team.TeamPlan):
         assert plan.illegal() == ""
@@ -221,6 +257,25 @@ def test_expected_instructions(name, wanted, instructions):
     for instruction in instructions:
         assert instruction in text
     assert "call" not in re.sub(r"//.*", "", text), "a library function is called"
+
+
+@pytest.mark.parametrize("rank", [1, 2, 3])
+def test_the_copy_engine_gathers_pixels(rank):
+    plan = choice.wide_plan(TARGETS["sm_90a"], "bfloat16", t.bfloat16, t.bfloat16, t.bfloat16)
+    text = text_of("sm_90a", replace(plan, image=rank))
+    where = ", ".join([r"%r\d+"] * (rank + 2))
+    taps = ", ".join([r"%rs\d+"] * rank)
+    wanted = (
+        (
+            rf"cp\.async\.bulk\.tensor\.{rank + 2}d\.shared::cluster\.global\.im2col"
+            rf"\.mbarrier::complete_tx::bytes \[%r\d+\], \[%rd\d+, {{{{{where}}}}}\], \[%r\d+\],"
+            rf" {{{{{taps}}}}};"
+        )
+        .replace("{{", "\\{")
+        .replace("}}", "\\}")
+    )
+    assert re.search(wanted, text)
+    assert "tensor.4d.shared::cluster.global.mbarrier" in text, "filters come by (channel, tap)"
 
 
 @pytest.mark.parametrize("name", list(TARGETS))
