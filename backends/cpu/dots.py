@@ -40,15 +40,30 @@ def call(builder, name, result, arguments):
     return builder.call(cgutils.get_or_insert_function(builder.module, kind, name), arguments)
 
 
+WIDTHS = {"float": 32, "i32": 32}
+
+
 def in_order(context, builder, x):
     """x, opaque to the compiler: free to regroup an integer chain, it would hold the products of
     several steps at once and spill accumulators. Costs no instruction."""
-    bits = x.type.count * x.type.element.width
-    if not context.machine_target.triple.startswith("x86_64") or bits < 128:
+    return _opaque(context, builder, x, "", False)
+
+
+def hold(context, builder, x):
+    """The same, and loads that follow stay behind it: the compiler would begin with all loads of a
+    long straight stretch and spill what they bring."""
+    return _opaque(context, builder, x, ",~{memory}", True)
+
+
+def _opaque(context, builder, x, clobbers: str, side_effect: bool):
+    if (
+        not context.machine_target.triple.startswith("x86_64")
+        or x.type.count * WIDTHS.get(str(x.type.element), 64) < 128
+    ):
         return x
     register = "v" if has(context.machine_target.features, "avx512f") else "x"
     kind = ir.FunctionType(x.type, [x.type])
-    return builder.asm(kind, "", f"={register},0", [x], side_effect=False)
+    return builder.asm(kind, "", f"={register},0{clobbers}", [x], side_effect=side_effect)
 
 
 def accumulate(context, builder, unit: str, a, b, acc):

@@ -1,7 +1,6 @@
 """Depthwise convolutions made ready: filters tap by tap, and the kernels of depthwise_loops.py.
 
-Extra memory a worker: for channels first the planes of a band of one channel and its results, about
-`BAND` bytes or one output row where that is more; for channels last one tile.
+Extra memory a worker: one tile and a row of zeros.
 """
 
 from __future__ import annotations
@@ -16,15 +15,15 @@ import numpy as np
 from gemm import plan as planning
 from gemm.convolution.gather import Gather
 from gemm.convolution.geometry import Axis
-from gemm.convolution.product import Launch, Refused, aligned, merged_step
-from gemm.convolution.specs import DepthwiseSpec
+from gemm.convolution.product import Launch, Refused, aligned, block_bytes, merged_step
+from gemm.convolution.specs import DepthwiseSpec, reach_of
 from gemm.microkernels.dtypes import TileShape
 from gemm.planner import workers_for
 from gemm.targets import element_type
 
-BAND = 24 << 10  # bytes of a channel's planes: with their results they fit a first-level cache
-TALL = 12  # pixels or vectors of a tile: they cover the latency of the multiply-adds
-_FIRST, _LAST = struct.Struct("=32q"), struct.Struct("=22q")
+HEIGHTS = 14, 12, 10, 8, 7, 6, 4, 2, 1  # rows that a tile may have
+UNROLLED = 7  # taps along an axis that are
+_arguments = struct.Struct("=26q")
 
 
 @dataclass(frozen=True)
@@ -65,6 +64,31 @@ def is_last(source: np.ndarray) -> bool:
     return source.strides[1] == source.itemsize and source.shape[1] > 1
 
 
+def _height(tile: TileShape, count: int) -> int:
+    """Rows of the tile for so many outputs: the least time for all of them, a tile costing two
+    rows more. A quarter of the accumulators' registers is left to pixels and factors."""
+    most = max(1, tile.rows * tile.vectors * 3 // 4)
+    heights = [rows for rows in HEIGHTS if rows <= most]
+    return min(heights, key=lambda rows: -(-count // rows) * (rows + 2))
+
+
+def _unrolls(axis: Axis) -> bool:
+    """Whether the kernel for this axis has its taps one by one."""
+    taps = axis.offsets
+    neighbours = all(b - a == 1 for a, b in zip(taps, taps[1:], strict=False))
+    return neighbours and len(taps) <= UNROLLED and axis.step <= 2
+
+
+def _parts(axis: Axis, whole: bool) -> np.ndarray:
+    """(first position, low, high) of all taps together or of each, as in depthwise_loops.py."""
+    if whole:
+        begin = axis.offsets[0]
+        return np.array([(begin, -begin, axis.extent - begin)], np.int64)
+    return np.array([
+        (offset, *axis.inside(tap, 0, axis.count)) for tap, offset in enumerate(axis.offsets)
+    ], np.int64)  # fmt: skip
+
+
 class Ready(Launch):
     """A depthwise convolution of arrays of these shapes and strides; see `product.Ready`.
 
@@ -73,6 +97,7 @@ class Ready(Launch):
     """
 
     merges_groups = True
+    layout = _arguments
 
     @staticmethod
     def is_turned(source, target) -> bool:
@@ -85,89 +110,81 @@ class Ready(Launch):
         last = is_last(source)
         if turned is last and program is not None:
             raise Refused
-        self.level, self.zero = taps.level, zero
-        tile = replace(taps.tile, rows=TALL, vectors=1)
-        channels, images = target.shape[:2]
         size = source.itemsize
         outputs, steps = target.shape[2:-1], target.strides[2:-1]
         c_row = merged_step(outputs[:-1], steps[:-1])
         if c_row is None or any(s % size for s in source.strides[3:]):
             raise Refused
-        self.spec = DepthwiseSpec(
-            tile, element_type(source.dtype), element_type(target.dtype), last, program
-        )
+        self.level, self.zero = taps.level, zero
+        channels, images = target.shape[:2]
         rule = Gather(axes, tuple(s // size for s in source.strides[3:]), 1, 1)
         work = images * rule.pixels * rule.taps * channels
         # A tap of a vector takes twice the time of a panel's: its operand is loaded.
-        workers = workers_for(self.level, tile.dtype, 2 * work, threads)
-        width, height = outputs[-1], math.prod(outputs[:-1])
-        if last:
-            self._prepare_last(source, rule, target, workers, height, width, c_row)
-        else:
-            self._prepare_first(source, axes, target, workers, c_row)
+        workers = workers_for(self.level, taps.tile.dtype, 2 * work, threads)
+        prepare = self._prepare_last if last else self._prepare_first
+        tile, *constants = prepare(source, rule, target, workers, taps.tile, c_row)
+        kinds = element_type(source.dtype), element_type(target.dtype)
+        self.spec = DepthwiseSpec(tile, *kinds, last, program, *constants)
         self._load()
 
-    def _prepare_last(self, source, rule, target, workers, height, width, c_row) -> None:
-        tile, last = self.spec.tile, rule.axes[-1]
+    def _prepare_last(self, source, rule, target, workers, tile, c_row) -> tuple:
+        line, size, step = rule.axes[-1], source.itemsize, rule.strides[-1]
         if rule.span > np.iinfo(np.int32).max:
             raise ValueError(
                 f"convolution: an image of {rule.span} elements needs offsets above 31 bits"
             )
-        self.origin = rule.origin * source.itemsize
-        self.find = rule.arithmetic()
+        width, height = line.count, math.prod(a.count for a in rule.axes[:-1])
+        tile = replace(tile, rows=_height(tile, width), vectors=1)
+        whole = _unrolls(line)
+        start = -step * (line.extent - 1) if step < 0 else 0
+        parts = _parts(line, whole)
+        parts[:, 0] = start + parts[:, 0] * step
+        inside = [line.inside(t, 0, width) for t in range(len(line.offsets))]
+        outer_taps = rule.taps // len(line.offsets)
+        outer = rule.arithmetic()[: height * outer_taps]
+        self.find = np.concatenate([outer, parts.ravel()]).astype(np.int32)
+        self.origin = rule.origin * size
         self.workers = max(1, min(workers, target.shape[1] * height))
-        room = planning.round_up((tile.rows + 3) * tile.lanes * tile.dtype.size, 4096)
+        room = planning.round_up((tile.rows + 2) * tile.lanes * tile.dtype.size, 4096)
         self.space = room * self.workers
-        inner_taps = len(last.offsets)
-        below = 0
-        if all(axis.count == 1 for axis in rule.axes[:-2]) and len(rule.axes) > 1:
-            below = rule.axes[-2].step * rule.strides[-2] * source.itemsize
+        rows = outer_taps * line.extent * size  # bytes of a channel's
+        near = max(2, block_bytes() // (2 * rows * tile.lanes)) * tile.lanes
+        to_next = line.step * step * size
         self.fixed = (
-            target.shape[0], height, rule.taps // inner_taps, width, inner_taps, target.shape[1],
+            target.shape[0], height, outer_taps, width, len(parts), max(b for b, _ in inside),
+            min(e for _, e in inside), line.step if whole else 1, target.shape[1],
             source.strides[0], target.strides[1], c_row, target.strides[-2], target.strides[0],
-            last.step * rule.strides[-1] * source.itemsize, below, room, self.workers,
+            to_next, step * size if whole else to_next, near, room, self.workers,
         )  # fmt: skip
-        self.layout = _LAST
+        return tile, (1, len(line.offsets) if whole else 1), (1, line.step if whole else 1)
 
-    def _prepare_first(self, source, axes, target, workers, c_row) -> None:
-        if len(axes) > 2:
+    def _prepare_first(self, source, rule, target, workers, tile, c_row) -> tuple:
+        if len(rule.axes) > 2:
             raise Refused
-        tile, size = self.spec.tile, source.itemsize
-        channels, images = target.shape[:2]
-        rows = axes[0] if len(axes) == 2 else Axis(1, 1, 1, (0,))
-        line = axes[-1]
-        x_row = source.strides[-2] if len(axes) == 2 else 0
-        before = [max(0, -min(axis.offsets)) for axis in (rows, line)]
-        reach = [
-            (max(axis.offsets) + b) // axis.step
-            for axis, b in zip((rows, line), before, strict=True)
-        ]
-        columns = line.count + reach[1]
-        phases = rows.step * line.step
-        acc_size = tile.dtype.size
-        band = BAND // (phases * columns * acc_size) - reach[0]
-        band = max(1, min(band, rows.count))
-        plane_rows = band + reach[0]
-        plane = plane_rows * columns
-        distances = [
-            ((u + before[0]) % rows.step * line.step + (v + before[1]) % line.step) * plane
-            + (u + before[0]) // rows.step * columns + (v + before[1]) // line.step
-            for u in rows.offsets for v in line.offsets
-        ]  # fmt: skip
-        self.find = np.array(distances, np.int32)
+        two = len(rule.axes) == 2
+        rows, line = rule.axes if two else (Axis(1, 1, 1, (0,)), rule.axes[0])
+        if line.step > 2 or (line.extent > 1 and rule.strides[-1] != 1):
+            raise Refused
+        x_row = source.strides[-2] if two else 0
+        tile = replace(tile, rows=_height(tile, rows.count), vectors=1)
+        whole = _unrolls(rows) and _unrolls(line)
+        taps = (len(rows.offsets), len(line.offsets)) if whole else (1, 1)
+        steps = rows.step if whole else 1, line.step
+        outer, inner = _parts(rows, whole), _parts(line, whole)[:, 0]
+        self.find = np.concatenate([outer.ravel(), inner]).astype(np.int32)
         self.origin = 0
-        slack = tile.rows * tile.lanes
-        flat_room = planning.round_up((phases * plane + slack) * acc_size, 64)
-        room = planning.round_up(flat_room + (band * columns + 2 * slack) * acc_size, 4096)
+        channels, images = target.shape[:2]
         self.workers = max(1, min(workers, channels * images))
+        vectors = tile.rows + 1 - -reach_of(tile.lanes, taps, steps) // tile.lanes
+        room = planning.round_up(vectors * tile.lanes * tile.dtype.size, 4096)
         self.space = room * self.workers
         self.fixed = (
-            channels, rows.count, line.count, len(distances), images, rows.extent, line.extent,
-            *before, rows.step, line.step, source.strides[0], source.strides[1], x_row,
-            source.strides[-1] // size, target.strides[1], target.strides[0], c_row,
-            target.strides[-2], band, plane_rows, columns, flat_room, room, self.workers,
+            channels, rows.count, line.count, len(outer), len(inner), images, line.extent,
+            steps[0], rows.step, source.strides[0], source.strides[1], x_row,
+            x_row if whole else rows.step * x_row, target.strides[1], target.strides[0], c_row,
+            target.strides[-2], room, self.workers,
         )  # fmt: skip
-        self.layout = _FIRST
+        return tile, taps, steps
 
     def run(self, source: np.ndarray, taps: Taps, target: np.ndarray, extra: Any = None) -> None:
         """Convolve arrays like those this was made for; extra: an epilogue's table."""

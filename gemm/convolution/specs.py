@@ -49,29 +49,39 @@ class ConvolutionSpec:
         return function, kinds
 
 
+def reach_of(lanes: int, taps: tuple[int, int], steps: tuple[int, int]) -> int:
+    """Neighbouring pixels that a vector of outputs may read."""
+    return lanes * steps[1] + taps[1] - 1
+
+
 @dataclass(frozen=True)
 class DepthwiseSpec:
-    """tile: pixels x one vector; a, out: element types in memory; last: channels are adjacent."""
+    """tile: outputs x one vector; a, out: element types in memory; last: channels are adjacent;
+    taps, steps: as in depthwise_loops.py."""
 
     tile: TileShape
     a: DType
     out: DType
     last: bool
     program: object = None
+    taps: tuple[int, int] = (1, 1)
+    steps: tuple[int, int] = (1, 1)
 
     @property
     def label(self) -> str:
-        return f"depthwise {self.a} -> {self.out}, channels {'last' if self.last else 'first'}"
+        words = "last" if self.last else "first"
+        taps, steps = ("x".join(map(str, pair)) for pair in (self.taps, self.steps))
+        return f"depthwise {taps} / {steps}, {self.a} -> {self.out}, channels {words}"
 
     def build(self):
         """(function, argument kinds), as of `KernelSpec.build`."""
         from .depthwise_loops import make_first, make_last
 
         make = make_last if self.last else make_first
-        function = make(self.tile, self.a, self.out, self.program)
+        function = make(self.tile, self.a, self.out, self.program, self.taps, self.steps)
         function.label = self.label
-        integers = [INTEGER] * (16 if self.last else 26)
-        return function, (self.a, self.tile.dtype, self.out, *[uint8] * 3, *integers, WORKER)
+        kinds = (self.a, self.tile.dtype, self.out, *[uint8] * 3, *[INTEGER] * 20, WORKER)
+        return function, kinds
 
 
 @dataclass(frozen=True)
