@@ -329,7 +329,7 @@ def maker(like, shape, dtype: DType):
     torch = sys.modules["torch"]
     # One element seen as many: its copies in shape are contiguous, and asked for by one argument.
     kind = getattr(torch, dtype.name)
-    model = torch.empty(1, dtype=kind, device=like.device).expand(shape)
+    model = torch.empty((), dtype=kind, device=like.device).expand(shape)
     empty_like = torch.empty_like
 
     def make():

@@ -599,9 +599,11 @@ def lower_team_send(context, builder, sig, args):
     start, slot = _warp_room(builder, tile, room)
     speaks = _flag(builder, builder.icmp_unsigned("==", lane_of_warp(builder), i32(0)))
     head = "{\n.reg .pred speaks;\nsetp.ne.b32 speaks, $0, 0;\n"
+    # The next tile begins with the first slot again, whichever this one ended with.
+    pending = slots - 1 if count % slots == 0 else 0
     for chunk in range(count):
         # A slot is free once the copy engine has read what was put there before.
-        text = head + f"@speaks cp.async.bulk.wait_group.read {slots - 1};\n}}"
+        text = head + f"@speaks cp.async.bulk.wait_group.read {pending};\n}}"
         ptx(builder, text, [speaks], memory=True)
         _warp_sync(builder)
         where = plus(builder, start, chunk % slots * slot)
