@@ -13,8 +13,8 @@ def common(level: CPULevel) -> Iterator[tuple[str, Callable]]:
     """(text that names it in the cache, build) of the doors and of the team's functions."""
     yield "door", door_source.make_door
     yield "inner door", door_source.make_inner_door
-    futex = team.FUTEX_CALL.get(level.architecture, 0)
-    if futex:
-        yield f"team worker {futex}", lambda: team_source.make_worker(futex)
-        yield f"team fan-out {futex}", lambda: team_source.make_fan_out(futex)
-        yield f"team spin {futex}", team_source.make_spin
+    calls = team.CALLS.get(level.architecture)
+    if calls is not None:
+        yield f"team worker {calls.futex}", lambda: team_source.make_worker(calls)
+        yield f"team fan-out {calls.futex}", lambda: team_source.make_fan_out(calls)
+        yield f"team spin {calls.futex}", team_source.make_spin

@@ -21,9 +21,12 @@ from . import kernels
 from . import team_source as source
 from .flush import flushed
 
-SPIN_WINDOW = 50e-6  # seconds a worker looks for the next job before it sleeps
+SPIN_WINDOW = 100e-6  # seconds a worker looks for the next job before it sleeps
 MOST = 255  # workers a generation can name
-FUTEX_CALL = {"x86_64": 202, "aarch64": 98}
+CALLS = {
+    "x86_64": source.Calls(futex=202, thread=186, cpu=309, allow=203, allowed=204),
+    "aarch64": source.Calls(futex=98, thread=178, cpu=168, allow=122, allowed=123),
+}
 
 
 class Team:
@@ -33,25 +36,26 @@ class Team:
         self.lock = threading.Lock()
         self.size = 0
         self._level = level
-        self._futex = FUTEX_CALL.get(platform.machine(), 0)
-        self._refused = not (sys.platform == "linux" and self._futex)
+        calls = CALLS.get(platform.machine())
+        self._refused = sys.platform != "linux" or calls is None
         self._kept: list = []
-        if self._refused:
+        if sys.platform != "linux" or calls is None:
             return
+        self._calls = calls
         raw = np.zeros(source.SIZE + 128, np.uint8)
         self.memory = raw[-raw.ctypes.data % 128 :][: source.SIZE]
         self.address = self.memory.ctypes.data
         self._libc = ctypes.CDLL(None, use_errno=True)
         syscall = ctypes.cast(self._libc.syscall, ctypes.c_void_p).value
         self._put(source.SYSCALL, syscall)
-        self._worker = self._code("team worker", lambda: source.make_worker(self._futex))
-        fan_out = self._code("team fan-out", lambda: source.make_fan_out(self._futex))
+        self._worker = self._code("team worker", lambda: source.make_worker(calls))
+        fan_out = self._code("team fan-out", lambda: source.make_fan_out(calls))
         self._fan_out = ctypes.CFUNCTYPE(ctypes.c_int64, *[ctypes.c_int64] * 4)(fan_out)
         self.fan_out_address = fan_out
         self._put(source.SPINS, self._calibrated())
 
     def _code(self, text: str, build) -> int:
-        return kernels.load(self._level, f"{text} {self._futex}", build, entry="raw")
+        return kernels.load(self._level, f"{text} {self._calls.futex}", build, entry="raw")
 
     def _put(self, offset: int, value: int) -> None:
         self.memory[offset : offset + 8].view(np.int64)[0] = value
@@ -86,7 +90,7 @@ class Team:
         try:
             while self.size < threads:
                 seen = self._get(source.GENERATION)
-                start = np.array([self.address, self.size + 1, seen], np.int64)
+                start = np.array([self.address, self.size + 1, seen, 0], np.int64)
                 self._kept.append(start)
                 handle = ctypes.c_uint64()
                 status = self._libc.pthread_create(
@@ -132,12 +136,13 @@ class Team:
             for slot in (source.GENERATION, source.DONE, source.SLEEPERS, source.CALLER_SLEEPS,
                          source.OWNER):  # fmt: skip
                 self._put(slot, 0)
+            self.memory[source.PLACES :] = 0
 
     def stop(self) -> None:
         """Lets the threads end."""
         if self.size:
             self._put(source.GENERATION, (self._get(source.GENERATION) >> 8) + 1 << 8)
-            self._libc.syscall(self._futex, ctypes.c_void_p(self.address), 129, 1 << 20, None)
+            self._libc.syscall(self._calls.futex, ctypes.c_void_p(self.address), 129, 1 << 20, None)
             self.size = 0
 
 

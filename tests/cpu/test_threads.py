@@ -284,6 +284,38 @@ print(time.process_time() - before)
     assert float(run(code).stdout) < 0.01
 
 
+CROWDED = """
+import os, time
+import numpy as np, gemm
+cpus = sorted(os.sched_getaffinity(0))
+before = set(os.listdir('/proc/self/task'))
+a = np.ones((400, 400))
+gemm.matmul(a, a, threads=2)
+(worker,) = map(int, set(os.listdir('/proc/self/task')) - before)
+
+def seen():  # the CPU where the worker ran last
+    return int(open(f'/proc/self/task/{worker}/stat').read().rsplit(')', 1)[1].split()[36])
+
+os.sched_setaffinity(0, cpus[:1])
+for _ in range(5):
+    for allowed in (cpus[:1], cpus):
+        os.sched_setaffinity(worker, allowed)
+        assert (gemm.matmul(a, a, threads=2) == 400).all()
+        assert os.sched_getaffinity(worker) == set(allowed)
+        assert (seen() == cpus[0]) == (allowed != cpus), allowed
+        time.sleep(0.02)  # it sleeps
+"""
+
+
+@pytest.mark.skipif(
+    sys.platform != "linux" or machine.usable_cores() < 2, reason="needs two CPUs to choose from"
+)
+def test_a_worker_does_not_wake_on_the_callers_cpu():
+    """Nor is it lost where it may run nowhere else, and its affinity is its own afterwards."""
+    done = run(CROWDED)
+    assert done.returncode == 0, done.stderr
+
+
 def _mxcsr() -> int:
     """Rounding, flush and mask bits of the calling thread; the sticky flags left out."""
     libm = ctypes.CDLL(ctypes.util.find_library("m"))
