@@ -22,8 +22,9 @@ from gemm.planner import workers_for
 from gemm.targets import element_type
 
 HEIGHTS = 14, 12, 10, 8, 7, 6, 4, 2, 1  # rows that a tile may have
+FAR = 6  # blocks of the second-level cache from which on rows are asked for ahead
 UNROLLED = 7  # taps along an axis that are
-_arguments = struct.Struct("=26q")
+_FIRST, _LAST = struct.Struct("=26q"), struct.Struct("=28q")
 
 
 @dataclass(frozen=True)
@@ -97,7 +98,6 @@ class Ready(Launch):
     """
 
     merges_groups = True
-    layout = _arguments
 
     @staticmethod
     def is_turned(source, target) -> bool:
@@ -123,6 +123,7 @@ class Ready(Launch):
         workers = workers_for(self.level, taps.tile.dtype, 2 * work, threads)
         prepare = self._prepare_last if last else self._prepare_first
         tile, *constants = prepare(source, rule, target, workers, taps.tile, c_row)
+        self.layout = _LAST if last else _FIRST
         kinds = element_type(source.dtype), element_type(target.dtype)
         self.spec = DepthwiseSpec(tile, *kinds, last, program, *constants)
         self._load()
@@ -150,11 +151,15 @@ class Ready(Launch):
         rows = outer_taps * line.extent * size  # bytes of a channel's
         near = max(2, block_bytes() // (2 * rows * tile.lanes)) * tile.lanes
         to_next = line.step * step * size
+        x_row, fresh = 0, 0
+        if len(rule.axes) > 1:
+            far = source.nbytes + target.nbytes > FAR * block_bytes()
+            x_row, fresh = rule.strides[-2] * size, rule.axes[-2].step if far else 0
         self.fixed = (
             target.shape[0], height, outer_taps, width, len(parts), max(b for b, _ in inside),
             min(e for _, e in inside), line.step if whole else 1, target.shape[1],
             source.strides[0], target.strides[1], c_row, target.strides[-2], target.strides[0],
-            to_next, step * size if whole else to_next, near, room, self.workers,
+            to_next, step * size if whole else to_next, x_row, fresh, near, room, self.workers,
         )  # fmt: skip
         return tile, (1, len(line.offsets) if whole else 1), (1, line.step if whole else 1)
 

@@ -22,6 +22,7 @@ from gemm.microkernels.vocabulary import (
     broadcast,
     load,
     load_lanes,
+    prefetch,
     recast,
     shift,
     store_lanes,
@@ -55,7 +56,7 @@ def make_last(tile: TileShape, x_type: DType, out: DType, program, taps: Pair, s
 
     def make_over_taps(edge):
         def some(x, w, nothing, begin, factor, outer, inner, column, outer_taps, inner_parts,
-                 x_step, w_step, n):  # fmt: skip
+                 x_step, x_row, fresh, w_step, n):  # fmt: skip
             if unrolled:
                 inner_parts = 1
             t = tile_zeros(tile)
@@ -63,6 +64,12 @@ def make_last(tile: TileShape, x_type: DType, out: DType, program, taps: Pair, s
                 v = load_lanes(shift(w, outer_taps * inner_parts * wide * w_step), lanes, n)
                 store_lanes(begin, multiply(v, fill(v, factor)), lanes)
                 t = tile_load(tile, begin, 0, 1, lanes)
+            # What the outputs below are the first to read.
+            ahead = shift(x, load(shift(outer, (outer_taps - 1) * ENTRY)) * x_size)
+            for _ in range(fresh):
+                ahead = shift(ahead, x_row)
+                for i in range(tall * step):
+                    prefetch(shift(ahead, i * x_step))
             for u in range(outer_taps):
                 base = load(shift(outer, u * ENTRY))
                 for v in range(inner_parts):
@@ -83,9 +90,9 @@ def make_last(tile: TileShape, x_type: DType, out: DType, program, taps: Pair, s
             return t
 
         def all_lanes(x, w, nothing, begin, factor, outer, inner, column, outer_taps, inner_parts,
-                      x_step, w_step):  # fmt: skip
+                      x_step, x_row, fresh, w_step):  # fmt: skip
             return some(x, w, nothing, begin, factor, outer, inner, column, outer_taps,
-                        inner_parts, x_step, w_step, lanes)  # fmt: skip
+                        inner_parts, x_step, x_row, fresh, w_step, lanes)  # fmt: skip
 
         return some, all_lanes
 
@@ -93,7 +100,7 @@ def make_last(tile: TileShape, x_type: DType, out: DType, program, taps: Pair, s
         parts, whole = make_over_taps(edge)
 
         def strip(x, w, c, nothing, begin, factor, rest, outer, inner, column, outer_taps,
-                  inner_parts, x_step, start, stop, channels, rs, cs, m, pixel, image,
+                  inner_parts, x_step, x_row, fresh, start, stop, channels, rs, cs, m, pixel, image,
                   extra):  # fmt: skip
             w_step = channels * size
             for first in range(start, stop, lanes):
@@ -101,11 +108,13 @@ def make_last(tile: TileShape, x_type: DType, out: DType, program, taps: Pair, s
                 at = shift(c, first * cs)
                 here = shift(x, first * x_size)
                 if n == lanes:
-                    t = whole(here, shift(w, first * size), nothing, begin, factor, outer, inner,
-                              column, outer_taps, inner_parts, x_step, w_step)  # fmt: skip
+                    t = whole(here, shift(w, first * size), nothing, begin, factor,
+                              outer, inner, column, outer_taps, inner_parts, x_step,
+                              x_row, fresh, w_step)  # fmt: skip
                 else:
-                    t = parts(here, shift(w, first * size), nothing, begin, factor, outer, inner,
-                              column, outer_taps, inner_parts, x_step, w_step, n)  # fmt: skip
+                    t = parts(here, shift(w, first * size), nothing, begin, factor,
+                              outer, inner, column, outer_taps, inner_parts, x_step,
+                              x_row, fresh, w_step, n)  # fmt: skip
                 if plain and cs == out_size:
                     tile_store(at, rs, t, m, n)
                 else:
@@ -119,8 +128,8 @@ def make_last(tile: TileShape, x_type: DType, out: DType, program, taps: Pair, s
 
     def channels_last(
         x, w, c, find, space, extra, zero, channels, height, outer_taps, width, inner_parts, low,
-        high, unit, images, x_image, c_image, c_row, rs, cs, to_next, x_step, some, worker_room,
-        team, worker,
+        high, unit, images, x_image, c_image, c_row, rs, cs, to_next, x_step, x_row, fresh, some,
+        worker_room, team, worker,
     ):  # fmt: skip
         """One worker's share of the output rows of all images.
 
@@ -131,7 +140,9 @@ def make_last(tile: TileShape, x_type: DType, out: DType, program, taps: Pair, s
         the image, counted `unit` an output and from output 0 on. low, high: outputs of a row all
         of whose taps are inside. c_row, rs, cs: bytes from one output row, pixel and channel to
         the next; to_next, x_step: from what an output reads to what the next does, and from one
-        pixel of a window to the next; some: channels that are done together.
+        pixel of a window to the next; x_row: from one row of the image to the next; fresh: how
+        many rows an output row is the first to read, 0 where they are near anyway; some: channels
+        that are done together.
         """
         rest = recast(shift(space, worker * worker_room), acc)
         begin = shift(rest, tall * row)
@@ -162,12 +173,12 @@ def make_last(tile: TileShape, x_type: DType, out: DType, program, taps: Pair, s
                     pixel = h * width + column
                     if column >= low and column + tall <= high:
                         strip_inside(from_, w, at, nothing, begin, factor, rest, outer, inner, 0,
-                                     outer_taps, inner_parts, x_step, start, stop, channels, rs,
-                                     cs, m, pixel, image, extra)  # fmt: skip
+                                     outer_taps, inner_parts, x_step, x_row, fresh, start, stop,
+                                     channels, rs, cs, m, pixel, image, extra)  # fmt: skip
                     else:
-                        strip_edge(from_, w, at, nothing, begin, factor, rest, outer, inner,
-                                   column * unit, outer_taps, inner_parts, x_step, start, stop,
-                                   channels, rs, cs, m, pixel, image, extra)  # fmt: skip
+                        strip_edge(from_, w, at, nothing, begin, factor, rest, outer, inner, column
+                                   * unit, outer_taps, inner_parts, x_step, x_row, fresh, start,
+                                   stop, channels, rs, cs, m, pixel, image, extra)  # fmt: skip
 
     return channels_last
 

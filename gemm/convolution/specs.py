@@ -80,8 +80,8 @@ class DepthwiseSpec:
         make = make_last if self.last else make_first
         function = make(self.tile, self.a, self.out, self.program, self.taps, self.steps)
         function.label = self.label
-        kinds = (self.a, self.tile.dtype, self.out, *[uint8] * 3, *[INTEGER] * 20, WORKER)
-        return function, kinds
+        integers = [INTEGER] * (22 if self.last else 20)
+        return function, (self.a, self.tile.dtype, self.out, *[uint8] * 3, *integers, WORKER)
 
 
 @dataclass(frozen=True)
