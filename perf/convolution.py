@@ -6,7 +6,9 @@
 Both sides have their weights arranged ahead of time where they can, and both allocate their
 results. Ours runs in NCHW and in NHWC, PyTorch (oneDNN) too, and the better counts for each;
 onnxruntime runs in NCHW. The variants of a layer are interleaved round by round in one process and
-the median is taken. Before it is timed, each result is compared with the first peer's.
+the median is taken. Before it is timed, each result is compared with the first peer's. Memory stays
+with the process (`KEPT`), or some variant would pay for the pages that another one gave back. With
+several threads each variant waits until the pools of the others sleep, and makes a call untimed.
 
 With --store results are kept and layers that are there already are not measured again, so that a
 run may be cut into pieces (--limit: seconds after which no layer is begun). --report only prints.
@@ -262,7 +264,11 @@ def _quantised(layer: Layer, batch: int, threads: int) -> Calls:
     return variants
 
 
-def _medians(variants: Calls, seconds: float) -> dict[str, float]:
+KEPT = {"MALLOC_TRIM_THRESHOLD_": str(1 << 30), "MALLOC_MMAP_THRESHOLD_": str(1 << 30)}
+SPIN = 0.02  # seconds after which the threads of every library have gone to sleep
+
+
+def _medians(variants: Calls, seconds: float, threads: int = 1) -> dict[str, float]:
     """Median seconds a call of each variant, interleaved for about ``seconds`` in all."""
     samples: dict[str, list[float]] = {name: [] for name in variants}
     for call in variants.values():
@@ -271,9 +277,13 @@ def _medians(variants: Calls, seconds: float) -> dict[str, float]:
     end = time.perf_counter() + seconds
     while time.perf_counter() < end or len(samples[next(iter(variants))]) < 5:
         for name, call in variants.items():
-            start = time.perf_counter()
-            call()
-            samples[name].append(time.perf_counter() - start)
+            if threads > 1:
+                time.sleep(SPIN)
+                call()
+            for _ in range(4 if threads > 1 else 1):
+                start = time.perf_counter()
+                call()
+                samples[name].append(time.perf_counter() - start)
     return {name: statistics.median(values) for name, values in samples.items()}
 
 
@@ -304,7 +314,7 @@ def _measure(
         for peer in (_torch, _onnxruntime):
             variants.update(peer(layer, x, w, threads))
     _check(variants, dtype == "int8")
-    return _medians(variants, seconds)
+    return _medians(variants, seconds, threads)
 
 
 def _mean(ratios: list[float]) -> float:
@@ -370,7 +380,7 @@ def main(given: list[str] | None = None) -> None:
     if given is None and not options.report:
         from .machine import restarted
 
-        restarted("gemm.perf.convolution", max(options.threads))
+        restarted("gemm.perf.convolution", max(options.threads), KEPT)
     kept: dict[str, dict[str, float]] = {}
     if options.store and options.store.exists():
         kept = json.loads(options.store.read_text())

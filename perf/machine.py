@@ -50,13 +50,13 @@ def clean_environment(threads: int, extra: dict[str, str] | None = None) -> dict
     return environment
 
 
-def restarted(module: str, threads: int) -> None:
+def restarted(module: str, threads: int, extra: dict[str, str] | None = None) -> None:
     """Starts `python -m module` anew in a clean environment, unless this process is already so.
 
     NumPy reads its variables when it is imported, and importing gemm imports it: unsetting them
     later would change nothing.
     """
-    clean = clean_environment(threads)
+    clean = clean_environment(threads, extra)
     if os.environ.get("GEMM_PERF_CLEAN") == "1":
         return
     for name, value in steering_variables(dict(os.environ)).items():
