@@ -8,7 +8,7 @@ results. Ours runs in NCHW and in NHWC, PyTorch (oneDNN) too, and the better cou
 onnxruntime runs in NCHW. The variants of a layer are interleaved round by round in one process and
 the median is taken. Before it is timed, each result is compared with the first peer's. Memory stays
 with the process (`KEPT`), or some variant would pay for the pages that another one gave back. With
-several threads each variant waits until the pools of the others sleep, and makes a call untimed.
+several threads each variant waits until the pools of the others sleep, and warms up its own.
 
 With --store results are kept and layers that are there already are not measured again, so that a
 run may be cut into pieces (--limit: seconds after which no layer is begun). --report only prints.
@@ -265,7 +265,9 @@ def _quantised(layer: Layer, batch: int, threads: int) -> Calls:
 
 
 KEPT = {"MALLOC_TRIM_THRESHOLD_": str(1 << 30), "MALLOC_MMAP_THRESHOLD_": str(1 << 30)}
-SPIN = 0.02  # seconds after which the threads of every library have gone to sleep
+# Seconds after which the threads of every library have gone to sleep, and of calls until the system
+# has spread those of the next one over the cores.
+SPIN, WARM = 0.02, 0.01
 
 
 def _medians(variants: Calls, seconds: float, threads: int = 1) -> dict[str, float]:
@@ -279,8 +281,10 @@ def _medians(variants: Calls, seconds: float, threads: int = 1) -> dict[str, flo
         for name, call in variants.items():
             if threads > 1:
                 time.sleep(SPIN)
-                call()
-            for _ in range(4 if threads > 1 else 1):
+                warm = time.perf_counter() + WARM
+                while time.perf_counter() < warm:
+                    call()
+            for _ in range(8 if threads > 1 else 1):
                 start = time.perf_counter()
                 call()
                 samples[name].append(time.perf_counter() - start)
