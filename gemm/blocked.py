@@ -10,10 +10,10 @@
 The narrow panel stays in the first level while the wide ones stream past it, and the innermost
 loop walks along rows of the output, so a row's memory pages are used up before the next.
 
-Where one worker runs and rows of A are adjacent along k and of the accumulator's type, A is not
-packed at all: MR of them, few enough for the ways of the first level, are read where they lie,
-and the micro-kernel asks for the next MR meanwhile. Blocks of K are deeper then, since both
-panels stream anyway.
+Where workers share no first-level cache and rows of A are adjacent along k and of the
+accumulator's type, A is not packed at all: MR of them, few enough for the ways of the first
+level, are read where they lie, and the micro-kernel asks for the next MR meanwhile. Blocks of K
+are deeper then, since both panels stream anyway.
 
 K blocks continue each element's chain: between them the partial tile rests at its `home`, which
 is `out` itself where that holds the accumulator type with adjacent columns and nothing of its

@@ -25,6 +25,7 @@ from .planner import (
     direct_limit,
     inner_spec,
     panel_units,
+    rows_in_place,
     small_tile,
     unpacked_tile_of,
 )
@@ -186,6 +187,7 @@ def set_threads() -> None:
         mine = machine_team.team(level)
         table[source.TEAM], table[source.FAN_OUT] = mine.address, mine.fan_out_address
     table[source.THREADS] = threads
+    table[source.ROWS_IN_PLACE] = MOST_WORKERS if rows_in_place(MOST_WORKERS) else 1
     for base in range(source.HEADER, len(table), source.ROW):
         alone = threads == default_threads()
         table[base + source.LIMIT] = ALONE_WORK if alone else 2 * table[base + source.GRAIN] - 1

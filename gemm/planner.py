@@ -238,6 +238,14 @@ def panels(level: str, a: DType, b: DType, out: DType, acc: DType, shape: tuple[
     return tile, panel_units(level, a, b, out, acc) if plain else None
 
 
+def rows_in_place(workers: int) -> bool:
+    """Whether so many workers may read rows of A where they lie: two that share a first level
+    have no ways left in it for the rows of both."""
+    from gemm.backends.cpu.machine import machine
+
+    return workers == 1 or machine().caches[0].shared_by == 1
+
+
 def unpacked_tile_of(level: str, tile: TileShape, a: DType, acc: DType, units) -> TileShape | None:
     """The tile that takes rows of A in place; None where they must be packed."""
     from gemm.backends.cpu.machine import machine
@@ -260,9 +268,9 @@ def _blocked(level, shape, named, a, b, out, acc, m, n, k, batch, scratch_home, 
     whole = plain and not (resume and acc.kind == "f")
     tile, units = panels(level, a, b, out, acc, shape, pairs, plain, whole)
     unit = units[0] if units is not None and tile.block > 1 else None
-    # Behind one block of K a program takes as long as the product: fewer, taller tiles. Workers
-    # may be two of one core, whose first level has no ways left for the rows of both.
-    in_place = a_rows and plain and threads == 1 and (program is None or k > planning.DEEPEST)
+    # Behind one block of K a program takes as long as the product: fewer, taller tiles.
+    in_place = a_rows and plain and (program is None or k > planning.DEEPEST)
+    in_place = in_place and rows_in_place(threads)
     short = unpacked_tile_of(level, tile, a, acc, units) if in_place else None
     unpacked = False
     if short is not None and (shape is None or short == tile):

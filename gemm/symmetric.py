@@ -47,7 +47,7 @@ def plans(level: str, kind, to, acc, n: int, k: int, threads: int,
     """(the triangle's, the mirror's) of n rows; threads: workers at most; a_rows: A's rows are
     adjacent along k."""
     workers = planner.workers_for(level, acc, n * n * k // 2, threads)
-    in_place = a_rows and workers == 1
+    in_place = a_rows and planner.rows_in_place(workers)
     whole = planner._blocked(level, None, None, kind, kind, to, acc, n, n, k, 1,
                              to.name != acc.name, 1, None, None, a_rows=in_place)  # fmt: skip
     why = (*whole.why, "b is a's transpose: half is computed, half mirrored")

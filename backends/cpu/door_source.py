@@ -30,7 +30,8 @@ from .addresses import call, peek, peek32, poke, scratch
     FAN_OUT,
     THREADS,
     SCALAR,
-) = range(14)
+    ROWS_IN_PLACE,
+) = range(15)
 HEADER = 16
 # A row for each dtype number.
 (DESCR, SMALL, BLOCKED, SIZE, SMALL_LIMIT, LIMIT, MC, KC, NC, MR, NR, A_ROOM, B_ROOM, IN_PLACE,
@@ -169,7 +170,8 @@ def make_door():
                             nc = peek(row + 8 * NC)
                             workers = min(peek(table + 8 * THREADS), work // peek(row + 8 * GRAIN))
                             workers = max(workers, 1)
-                            if acs == size and workers == 1 and peek(row + 8 * UNPACKED) != 0:
+                            in_place = workers <= peek(table + 8 * ROWS_IN_PLACE)
+                            if acs == size and in_place and peek(row + 8 * UNPACKED) != 0:
                                 entry = peek(row + 8 * UNPACKED)
                                 MRs = peek(row + 8 * UNPACKED_MR)
                                 mc = peek(row + 8 * UNPACKED_MC)

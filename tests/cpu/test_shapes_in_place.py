@@ -162,3 +162,24 @@ def test_a_batch_again_with_other_arrays():
     with pytest.raises(ValueError, match="read-only"):
         out.flags.writeable = False
         gemm.matmul(a, b, out=out)
+
+
+@pytest.mark.parametrize("shared_by", [1, 2])
+def test_workers_of_one_first_level_cache_pack_a(monkeypatch, shared_by):
+    """Several workers read rows of A in place only where each has a first level of its own."""
+    from dataclasses import replace
+
+    from gemm import planner
+    from gemm.backends.cpu import machine
+
+    known = machine.machine()
+    caches = (replace(known.caches[0], shared_by=shared_by), *known.caches[1:])
+    monkeypatch.setattr(machine, "machine", lambda: replace(known, caches=caches))
+    f64 = DTYPES["float64"]
+    level = engine.default_level()
+    for workers in (1, 2):
+        plan = planner._blocked(level, None, None, *[f64] * 4, 512, 512, 512, 1, False, workers,
+                                None, None, a_rows=True)  # fmt: skip
+        assert plan.workers == workers
+        some = planner.unpacked_tile_of(level, plan.spec.tile, f64, f64, None) is not None
+        assert plan.spec.unpacked_a == (some and (workers == 1 or shared_by == 1))
