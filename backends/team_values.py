@@ -114,6 +114,7 @@ values.RULES.update(
         pixels.pixels_begin: lambda s, dst, p, rule, row, k, rows, depth, turned: Held(
             values.constant(s)
         ),
+        team.memory_ahead: lambda p, nbytes: types.none,
         team.panel_begin: lambda s, dst, p, rs, ks, rows, depth: Held(values.constant(s)),
         team.panel_end: lambda s, dst, held: types.none,
         team.panel_write: lambda s, p, rs, src, rows, depth, part: types.none,
@@ -132,6 +133,7 @@ values.RULES.update(
         team.lane: lambda: types.intp,
         team.lanes: lambda: types.intp,
         team.lanes_sync: lambda: types.none,
+        team.lane_value: lambda x, other: x,
         team.group_lane: lambda: types.intp,
         team.group_lanes: lambda: types.intp,
         team.group_sync: lambda: types.none,

@@ -374,6 +374,10 @@ def box_fetch(dst, box, gate, x, y, u, v, peers):
         grid.changed.notify_all()
 
 
+def memory_ahead(p, nbytes):
+    """Asks for `nbytes` from p on to be near when they are read; whole pieces of them."""
+
+
 def panel_begin(stage, dst, p, row_step, k_step, rows, depth):
     """Starts moving a panel from memory to dst: element (r, k) is at p + r row_step + k k_step.
 
@@ -545,6 +549,11 @@ def lanes_sync():
     """They meet; what one wrote to memory before it is seen by the others after it."""
 
 
+def lane_value(x, other):
+    """x of lane `other` (modulo `lanes`); all lanes ask."""
+    return x
+
+
 def group_lane():
     """Index of this lane in its group."""
     return 0
@@ -613,6 +622,7 @@ WORDS = (
     gate_expect,
     gate_arrive,
     box_fetch,
+    memory_ahead,
     panel_begin,
     panel_end,
     panel_write,
@@ -631,6 +641,7 @@ WORDS = (
     lane,
     lanes,
     lanes_sync,
+    lane_value,
     group_lane,
     group_lanes,
     group_sync,

@@ -266,6 +266,21 @@ def lower_box_fetch(context, builder, sig, args):
     ptx(builder, text, arguments, memory=True)
 
 
+def lower_memory_ahead(context, builder, sig, args):
+    if capability(context) < 90:
+        return
+    sixteen = ir.Constant(I64, 15)
+    start = flat(builder, args[0])
+    end = builder.add(start, _intp(context, builder, args[1], sig.args[1]))
+    first = builder.and_(builder.add(start, sixteen), ir.Constant(I64, -16))
+    nbytes = builder.trunc(builder.sub(builder.and_(end, ir.Constant(I64, -16)), first), I32)
+    text = (
+        "{\n.reg .pred some;\nsetp.gt.s32 some, $1, 0;\n"
+        "@some cp.async.bulk.prefetch.L2.global [$0], $1;\n}"
+    )
+    ptx(builder, text, [first, nbytes], memory=True)
+
+
 def _each(stage, total: int):
     if total % stage.lanes:
         raise TypeError(f"{total} moves are not a multiple of {stage.lanes} lanes")
@@ -723,6 +738,23 @@ def lower_lanes_sync(context, builder, sig, args):
     _warp_sync(builder)
 
 
+def lower_lane_value(context, builder, sig, args):
+    other = narrow_int(builder, _intp(context, builder, args[1], sig.args[1]))
+    x = builder.extract_element(args[0], i32(0))
+    bits = {F32: 32, ir.DoubleType(): 64}.get(x.type) or x.type.width
+    raw = builder.bitcast(x, ir.IntType(bits))
+    words = [builder.trunc(builder.lshr(raw, ir.Constant(raw.type, at)), I32)
+             for at in range(0, bits, 32)]  # fmt: skip
+    text = "shfl.sync.idx.b32 $0, $1, $2, 31, -1;"
+    out = ir.Constant(raw.type, 0)
+    for at, word in enumerate(words):
+        (moved,) = ptx(builder, text, [word, other], [I32])
+        moved = builder.zext(moved, raw.type) if bits > 32 else moved
+        out = builder.or_(out, builder.shl(moved, ir.Constant(raw.type, 32 * at)))
+    empty = ir.Constant(args[0].type, ir.Undefined)
+    return builder.insert_element(empty, builder.bitcast(out, x.type), i32(0))
+
+
 def lower_group_lane(context, builder, sig, args):
     return _wide_index(builder, lane_of_group(builder))
 
@@ -868,6 +900,7 @@ LOWERINGS = {
     team.lane: lower_lane,
     team.lanes: lower_lanes,
     team.lanes_sync: lower_lanes_sync,
+    team.lane_value: lower_lane_value,
     team.group_lane: lower_group_lane,
     team.group_lanes: lower_group_lanes,
     team.group_sync: lower_group_sync,
@@ -899,6 +932,7 @@ LOWERINGS = {
     pixels.pixels_begin: gathering.make_lower_pixels_begin(
         _element, _each, _limit, _load_if, _staged, _pack
     ),
+    team.memory_ahead: lower_memory_ahead,
     team.panel_begin: lower_panel_begin,
     team.panel_end: lower_panel_end,
     team.panel_write: lower_panel_write,

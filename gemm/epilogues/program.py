@@ -115,6 +115,11 @@ class Program:
         )
 
     @property
+    def reads_tiles(self) -> bool:
+        """Whether each element of the product meets one of an operand as large, in memory."""
+        return any(x.kind == "tile" and x.unit for x in self.operands)
+
+    @property
     def is_identity(self) -> bool:
         """Nothing but the plain write-back of the product."""
         return (

@@ -15,12 +15,22 @@ chain in the order of the rows, which a lane walks after all of the group have l
 
 from __future__ import annotations
 
+import re
+
 from gemm.microkernels import cooperative, mathematics
 from gemm.microkernels.cooperative import ROW, TeamTile
 from gemm.microkernels.dtypes import TileShape, uint8
 from gemm.microkernels.mathematics import keep_largest, make_log
 
-from .partials import CHAINS, COMBINE, identity, make_join, make_row_partial, partial_value
+from .partials import (
+    CHAINS,
+    COMBINE,
+    identity,
+    make_chain_start,
+    make_join,
+    make_row_partial,
+    partial_value,
+)
 from .program import Operand, Output, Program
 from .transfers import load_scalar, prepare_operand, prepare_output, put_origin, stored
 from .writer import Writer, literal
@@ -75,34 +85,19 @@ def source(tile: TeamTile, program: Program) -> tuple[str, dict[str, object]]:
         if i in w.used:
             prepare_operand(w, i, operand)
     _prepare_outputs(w, tile)
+    partials = [(o, x) for o, x in enumerate(program.outputs) if x.kind != "tile"]
     # Alone, a program takes all columns and rows; lanes share them.
     w.put(1, f"own = lane() - quotient(lane(), {across}) * {across}")
+    w.put(1, f"apart = max(1, quotient(lanes(), {across}))")
+    w.put(1, "high = row_of(TILE, rows_held(TILE) - 1) < m")
     w.put(1, f"for chunk in range({tile.columns // width}):")
     w.put(2, "team_spill(TILE, t, room, chunk)")
-    w.put(2, f"for v in range(own, {across}, min(lanes(), {across})):")
-    w.put(3, f"j = chunk * {across} + v")
-    w.put(3, "place = before + j")
-    w.put(3, "near = min(j, wide - 1)")
-    for i, operand in enumerate(program.operands):
-        if i in w.used and operand.kind == "row":
-            _load_one(w, 3, i, operand, f"p{i}", "near")
-    w.put(3, f"first = quotient(lane(), {across})")
-    w.put(3, f"for h in range(first, rows_held(TILE), max(1, quotient(lanes(), {across}))):")
-    w.put(4, "i = row_of(TILE, h)")
-    partials = [(o, x) for o, x in enumerate(program.outputs) if x.kind != "tile"]
-    for o, output in partials:
-        none = identity(output.combine, output.dtype)
-        text = literal(none, w) if isinstance(none, float) else str(none)
-        w.put(4, f"k{o} = fill({'zero' if output.dtype.kind == 'f' else 'index'}, {text})")
-    w.put(4, "if i < m and j < wide:")
-    _elements(w, 5)
-    for o, output in partials:
-        w.put(5, f"k{o} = {partial_value(w, output)}")
-    for o, output in partials:
-        if output.kind == "row":
-            _row_turns(w, o, output, across)
-        else:
-            w.put(4, f"store_lanes(shift(b{o}, i * {ROW} + v * {output.dtype.size}), k{o}, 1)")
+    together = _together(tile, program, across)
+    if together > 1:
+        w.put(2, f"if high and (chunk + 1) * {across} <= wide:")
+        _inside(w, tile, partials, across, together)
+        w.put(2, "else:")
+    _edge(w, partials, across, 3 if together > 1 else 2)
     columns = [(o, output) for o, output in partials if output.kind == "column"]
     if columns:
         w.put(2, "group_sync()")
@@ -116,6 +111,138 @@ def source(tile: TeamTile, program: Program) -> tuple[str, dict[str, object]]:
             )
         w.put(2, "group_sync()")
     return "\n".join(w.lines) + "\n", w.scope
+
+
+def _together(tile: TeamTile, program: Program, across: int) -> int:
+    """Rows that a lane takes at a time where all of a chunk is inside: their chains of operations
+    and their loads overlap. 1: partials along rows need the general order."""
+    for output in program.outputs:
+        if output.kind == "row" and output.block % across:
+            return 1
+    held = tile.rows // 4
+    # As many as fit the registers beside the tile.
+    size = len(program.nodes) * (2 if program.pairs else 1)
+    exponential = any(output.combine == "log_sum_exp" for output in program.outputs)
+    wanted = 1 if exponential else 2 if size > 16 else 8
+    return wanted if held % wanted == 0 and held >= wanted * max(1, 32 // across) else 1
+
+
+def _columns(w: Writer, depth: int, across: int) -> None:
+    """The loop over this lane's columns of a chunk, with what belongs to a column."""
+    w.put(depth, f"for v in range(own, {across}, min(lanes(), {across})):")
+    w.put(depth + 1, f"j = chunk * {across} + v")
+    w.put(depth + 1, "place = before + j")
+    w.put(depth + 1, "near = min(j, wide - 1)")
+    for i, operand in enumerate(w.program.operands):
+        if i in w.used and operand.kind == "row":
+            _load_one(w, depth + 1, i, operand, f"p{i}", "near")
+
+
+def _edge(w: Writer, partials, across: int, depth: int) -> None:
+    """Row by row, any part of a chunk."""
+    _columns(w, depth, across)
+    w.put(depth + 1, f"for h in range(quotient(lane(), {across}), rows_held(TILE), apart):")
+    w.put(depth + 2, "i = row_of(TILE, h)")
+    for o, output in partials:
+        none = identity(output.combine, output.dtype)
+        text = literal(none, w) if isinstance(none, float) else str(none)
+        kind = "zero" if output.dtype.kind == "f" else "index"
+        w.put(depth + 2, f"k{o} = fill({kind}, {text})")
+    w.put(depth + 2, "if i < m and j < wide:")
+    _loads(w, depth + 3)
+    w.put_nodes(depth + 3)
+    _stores(w, depth + 3)
+    for o, output in partials:
+        w.put(depth + 3, f"k{o} = {partial_value(w, output)}")
+    for o, output in partials:
+        if output.kind == "row":
+            _row_turns(w, o, output, across, depth + 2)
+        else:
+            _leave_below(w, o, output, depth + 2)
+
+
+def _inside(w: Writer, tile: TeamTile, partials, across: int, together: int) -> None:
+    """`together` rows at a time of a chunk that is whole; lines of the same step follow each
+    other, row after row."""
+    _columns(w, 3, across)
+    w.put(4, f"for g in range(quotient(lane(), {across}), rows_held(TILE) // {together}, apart):")
+    start = len(w.lines)
+    steps: list[list[str]] = []
+
+    def step(write) -> None:
+        write()
+        steps.append(w.lines[start:])
+        del w.lines[start:]
+
+    step(lambda: _loads(w, 5))
+    step(lambda: w.put_nodes(5))
+    step(lambda: _stores(w, 5))
+    for o, output in partials:
+        step(lambda o=o, output=output: w.put(5, f"k{o} = {partial_value(w, output)}"))
+    for o, output in partials:
+        if output.kind == "column":
+            step(lambda o=o, output=output: _leave_below(w, o, output, 5))
+        else:
+            if across > CHAINS:
+                step(lambda o=o: w.put(5, f"other{o} = lane_value(k{o}, lane() + {CHAINS})"))
+            step(lambda o=o, output=output: _row_chain(w, o, output, across))
+    own = "|".join(
+        f"x{i}_[01]" for i, x in enumerate(w.program.operands) if x.kind in ("tile", "column")
+    )
+    names = re.compile(rf"\b(i|h|acc[01]|sample|v[0-9]+|k[0-9]+|other[0-9]+|chain[0-9]+"
+                       rf"{'|' + own if own else ''})\b")  # fmt: skip
+    for u in range(together):
+        w.put(5, f"h__{u} = g + {u} * (rows_held(TILE) // {together})")
+        w.put(5, f"i__{u} = row_of(TILE, h__{u})")
+    for lines in steps:
+        for u in range(together):
+            w.lines += [names.sub(rf"\1__{u}", line) for line in lines]
+    rows = [(o, x) for o, x in partials if x.kind == "row"]
+    if not rows:
+        return
+    w.put(3, "lanes_sync()")
+    w.put(3, f"past = before + (chunk + 1) * {across}")
+    for o, output in rows:
+        ends = f"past == width{o}"
+        if output.block:
+            w.put(3, f"number = quotient(past - 1, {output.block})")
+            ends += f" or past == (number + 1) * {output.block}"
+        else:
+            w.put(3, "number = 0")
+        w.put(3, f"if {ends}:")
+        w.put(4, "for h in range(lane(), rows_held(TILE), lanes()):")
+        w.put(5, "i = row_of(TILE, h)")
+        to = f"shift(q{o}, (row + i) * qr{o} + number * qc{o})"
+        value = f"finish{o}(shift(s{o}, i * {_state_bytes(output)}))"
+        w.put(5, f"store_lanes({to}, {value}, 1)")
+    w.put(3, "lanes_sync()")
+
+
+def _row_chain(w: Writer, o: int, output: Output, across: int) -> None:
+    """The values of this row's columns join their chains: a chain is one lane's, and where it has
+    two columns of the chunk, that lane takes the second from the lane that has it."""
+    _partial_words(w, o, output)
+    inside = "place"
+    if output.block:
+        inside = f"place - quotient(place, {output.block}) * {output.block}"
+    w.put(5, f"chain{o} = shift(s{o}, i * {_state_bytes(output)})")
+    w.put(5, f"if v < {CHAINS} or lanes() == 1:")
+    w.put(6, f"if {inside} < {CHAINS}:")
+    w.put(7, f"start{o}(chain{o}, v - quotient(v, {CHAINS}) * {CHAINS}, k{o})")
+    w.put(6, f"update{o}(chain{o}, v - quotient(v, {CHAINS}) * {CHAINS}, k{o})")
+    if across > CHAINS:
+        w.put(6, "if lanes() > 1:")
+        w.put(7, f"update{o}(chain{o}, v, other{o})")
+
+
+def _partial_words(w: Writer, o: int, output: Output) -> None:
+    begin, update, finish = make_row_partial(output.combine, output.dtype, 1)
+    start = make_chain_start(output.combine, output.dtype)
+    w.scope |= {f"begin{o}": begin, f"start{o}": start, f"update{o}": update, f"finish{o}": finish}
+
+
+def _leave_below(w: Writer, o: int, output: Output, depth: int) -> None:
+    w.put(depth, f"store_lanes(shift(b{o}, i * {ROW} + v * {output.dtype.size}), k{o}, 1)")
 
 
 def _prepare_outputs(w: Writer, tile: TeamTile) -> None:
@@ -140,8 +267,8 @@ def _load_one(w: Writer, depth: int, i: int, operand: Operand, p: str, at: str) 
         w.put(depth, f"x{i}_{part} = load_lanes({where}, 1, 1)")
 
 
-def _elements(w: Writer, depth: int) -> None:
-    """One element, or pair: loads, the program, tile outputs."""
+def _loads(w: Writer, depth: int) -> None:
+    """One element, or pair, of the tile and of each operand that has one for it."""
     program = w.program
     for part in range(w.per):
         at = f"spilled(TILE, room, h, v * {w.per} + {part})"
@@ -152,8 +279,11 @@ def _elements(w: Writer, depth: int) -> None:
             load_scalar(w, depth, i, operand, f"shift(p{i}, i * r{i})")
         elif i in w.used and operand.kind == "tile":
             _load_one(w, depth, i, operand, f"shift(p{i}, i * r{i})", "j")
-    w.put_nodes(depth)
-    for o, output in enumerate(program.outputs):
+
+
+def _stores(w: Writer, depth: int) -> None:
+    """One element, or pair, of each tile output."""
+    for o, output in enumerate(w.program.outputs):
         if output.kind == "tile":
             step = str(output.dtype.size) if output.unit else f"qc{o}"
             for part, node in enumerate(output.nodes):
@@ -162,34 +292,33 @@ def _elements(w: Writer, depth: int) -> None:
                 w.put(depth, f"store_lanes(shift(q{o}, i * qr{o} + {at}), {value}, 1)")
 
 
-def _row_turns(w: Writer, o: int, output: Output, across: int) -> None:
+def _row_turns(w: Writer, o: int, output: Output, across: int, depth: int) -> None:
     """The value of this column joins its chain; a chain's columns in ascending order."""
-    begin, update, finish = make_row_partial(output.combine, output.dtype, 1)
-    w.scope |= {f"begin{o}": begin, f"update{o}": update, f"finish{o}": finish}
+    _partial_words(w, o, output)
     block = output.block
-    w.put(4, f"state{o} = shift(s{o}, i * {_state_bytes(output)})")
+    w.put(depth, f"state{o} = shift(s{o}, i * {_state_bytes(output)})")
     if block:
-        w.put(4, f"number = quotient(place, {block})")
-        w.put(4, f"inside = place - number * {block}")
+        w.put(depth, f"number = quotient(place, {block})")
+        w.put(depth, f"inside = place - number * {block}")
         ends = f"inside + 1 == {block} or place + 1 == width{o}"
     else:
-        w.put(4, "number = 0")
-        w.put(4, "inside = place")
+        w.put(depth, "number = 0")
+        w.put(depth, "inside = place")
         ends = f"place + 1 == width{o}"
-    w.put(4, "here = i < m and j < wide")
-    w.put(4, f"for turn in range({max(1, across // CHAINS)}):")
-    w.put(5, f"mine = here and quotient(v, {CHAINS}) == turn")
-    w.put(5, "if mine and inside == 0:")
-    w.put(6, f"begin{o}(state{o}, k{o})")
-    w.put(5, "lanes_sync()")
-    w.put(5, "if mine:")
+    w.put(depth, "here = i < m and j < wide")
+    w.put(depth, f"for turn in range({max(1, across // CHAINS)}):")
+    w.put(depth + 1, f"mine = here and quotient(v, {CHAINS}) == turn")
+    w.put(depth + 1, "if mine and inside == 0:")
+    w.put(depth + 2, f"begin{o}(state{o}, k{o})")
+    w.put(depth + 1, "lanes_sync()")
+    w.put(depth + 1, "if mine:")
     chain = f"inside - quotient(inside, {CHAINS}) * {CHAINS}"
-    w.put(6, f"update{o}(state{o}, {chain}, k{o})")
-    w.put(5, "lanes_sync()")
-    w.put(5, f"if mine and ({ends}):")
+    w.put(depth + 2, f"update{o}(state{o}, {chain}, k{o})")
+    w.put(depth + 1, "lanes_sync()")
+    w.put(depth + 1, f"if mine and ({ends}):")
     to = f"shift(q{o}, (row + i) * qr{o} + number * qc{o})"
-    w.put(6, f"store_lanes({to}, finish{o}(state{o}), 1)")
-    w.put(5, "lanes_sync()")
+    w.put(depth + 2, f"store_lanes({to}, finish{o}(state{o}), 1)")
+    w.put(depth + 1, "lanes_sync()")
 
 
 def _blocks_down(w: Writer, o: int, output: Output, depth: int) -> tuple[str, str, str]:
@@ -213,15 +342,27 @@ def _column_chain(w: Writer, o: int, output: Output, rows: int) -> None:
     w.put(4, f"total = {nothing}")
     w.put(4, f"if {first} > 0:")
     w.put(5, f"total = load_lanes(shift(q{o}, {start} * qr{o} + place * {size}), 1, 1)")
-    w.put(4, f"for i in range(min(m, {rows})):")
-    number, inside, ends = _blocks_down(w, o, output, 5)
-    w.put(5, f"if {inside} == 0:")
-    w.put(6, f"total = {nothing}")
-    w.put(5, f"x = load_lanes(shift(b{o}, i * {ROW} + v * {size}), 1, 1)")
-    w.put(5, f"total = join{o}(total, x)")
+    depth = 4
+    if output.block % rows == 0:
+        # Nothing begins or ends inside the tile.
+        depth = 5
+        w.put(4, f"if m >= {rows}:")
+        w.put(5, f"for i in range(0, {rows}, 8):")
+        for e in range(8):
+            w.put(6, f"y{e} = load_lanes(shift(b{o}, (i + {e}) * {ROW} + v * {size}), 1, 1)")
+        for e in range(8):
+            w.put(6, f"total = join{o}(total, y{e})")
+        w.put(5, f"store_lanes(shift(q{o}, {start} * qr{o} + place * {size}), total, 1)")
+        w.put(4, "else:")
+    w.put(depth, f"for i in range(min(m, {rows})):")
+    number, inside, ends = _blocks_down(w, o, output, depth + 1)
+    w.put(depth + 1, f"if {inside} == 0:")
+    w.put(depth + 2, f"total = {nothing}")
+    w.put(depth + 1, f"x = load_lanes(shift(b{o}, i * {ROW} + v * {size}), 1, 1)")
+    w.put(depth + 1, f"total = join{o}(total, x)")
     # What has not ended rests in the output until the rows below come.
-    w.put(5, f"if {ends} or i + 1 == min(m, {rows}):")
-    w.put(6, f"store_lanes(shift(q{o}, {number} * qr{o} + place * {size}), total, 1)")
+    w.put(depth + 1, f"if {ends} or i + 1 == min(m, {rows}):")
+    w.put(depth + 2, f"store_lanes(shift(q{o}, {number} * qr{o} + place * {size}), total, 1)")
 
 
 def _column_sums(w: Writer, o: int, output: Output, rows: int) -> None:
@@ -249,6 +390,26 @@ def _column_sums(w: Writer, o: int, output: Output, rows: int) -> None:
     w.put(6, f"store_lanes({to}, add(top, log{o}(total)), 1)")
     w.put(4, f"store_lanes(shift(s{o}, place * {size}), top, 1)")
     w.put(4, f"store_lanes(shift(sums{o}, place * {size}), total, 1)")
+
+
+def make_team_ahead(tile: TeamTile, program: Program | None):
+    """ahead(m, n, row, column, batch, extra): before a group computes its tile at (row, column), m
+    x n of which are inside, it asks for what the program will read of operands as large."""
+    if program is None or not program.reads_tiles:
+        return lambda m, n, row, column, batch, extra: None
+    w = Writer(TileShape(tile.rows, tile.columns, 1, program.acc), program)
+    asked = [(i, x) for i, x in enumerate(program.operands) if x.kind == "tile" and x.unit]
+    w.scope |= {word.__name__: word for word in cooperative.WORDS}
+    w.put(0, "def ahead(m, n, row, column, batch, extra):")
+    put_origin(w)
+    for i, operand in asked:
+        prepare_operand(w, i, operand)
+        size = operand.each * operand.dtype.size
+        w.put(1, f"bytes{i} = min(n, {tile.columns}) // {w.per} * {size}")
+        w.put(1, f"for h in range(group_lane(), min(m, {tile.rows}), group_lanes()):")
+        w.put(2, f"memory_ahead(shift(p{i}, h * r{i}), bytes{i})")
+    exec(compile("\n".join(w.lines) + "\n", "<epilogue>", "exec"), w.scope)
+    return w.scope["ahead"]
 
 
 def make_team_write_back(tile: TeamTile, program: Program):

@@ -48,7 +48,9 @@ def wide_plan(facts, kind: str, a: DType, b: DType, out: DType, block=(128, 256)
     tile = TeamTile("wide", bm // down, bn, acc, panel_a, panel_b, kind)
     accumulators = tile.rows * bn // 128 * (2 if chain else 1)
     heavy = accumulators > 64
-    registers = (40, 232) if heavy and down == 2 else (0, 0)
+    registers = (0, 0)
+    if heavy and down == 2:
+        registers = (40, 232)
     plan = TeamPlan(tile, a, b, out, down, 1, 2, 128, peers, band, parts, chain, store, scaled,
                     batched, registers, teams_per_unit=teams, program=program,
                     sum_of=sum_of)  # fmt: skip

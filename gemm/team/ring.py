@@ -40,6 +40,7 @@ from gemm.microkernels.cooperative import (
 from gemm.microkernels.dtypes import uint8
 from gemm.microkernels.vocabulary import load, shift
 
+from ..epilogues.team_write_back import make_team_ahead
 from .join import make_join
 from .leave import make_leave
 from .pixels import make_image_source
@@ -116,6 +117,7 @@ def make_ring_kernel(plan: TeamPlan):
     PARTIAL_BYTES = plan.partial_bytes()
     visits, place = make_walk(plan)
     leave_tile, join = make_leave(plan), make_join(plan)
+    ahead = make_team_ahead(TILE, plan.program)
     JOINED = int(plan.joined)
     FEW, MANY = plan.registers
     A_ROW, B_ROW, ROWS, COLUMNS = A.row_bytes, B.row_bytes, TILE.rows, TILE.columns
@@ -285,6 +287,7 @@ def make_ring_kernel(plan: TeamPlan):
                     if turns(block_row, block_column, m, n, steps) > 0:
                         row = (block_row * PEERS + rank) * BM + down * ROWS
                         column = block_column * BN + across * COLUMNS
+                        ahead(m - row, n - column, row, column, matrix, extra)
                         t = total_of(memory, full, empty, down * ROWS * A_ROW,
                                      across * COLUMNS * B_ROW, count, steps)  # fmt: skip
                         count += steps
