@@ -8,6 +8,7 @@ of its array's module. PyTorch and CuPy have a fast path; anything else is read 
 from __future__ import annotations
 
 import ctypes
+import functools
 import sys
 import threading
 from typing import NamedTuple
@@ -322,8 +323,9 @@ def empty(like, shape, dtype: DType):
     return out, view(out).address
 
 
-def maker(like, shape, dtype: DType):
-    """make() -> (array, address) as `empty` gives them, asked for often; None: ask `empty`."""
+def maker(like, shape, dtype: DType, turn=None):
+    """make() -> (array, address) as `empty` gives them, asked for often; None: ask `empty`.
+    turn: the axes of `turned`, the channels of an image from last to second."""
     if type(like) not in _tensor:
         return None
     torch = sys.modules["torch"]
@@ -331,6 +333,12 @@ def maker(like, shape, dtype: DType):
     kind = getattr(torch, dtype.name)
     model = torch.empty((), dtype=kind, device=like.device).expand(shape)
     empty_like = torch.empty_like
+    if turn is not None:
+        model = model.permute(turn)
+        order = {4: torch.channels_last, 5: torch.channels_last_3d}.get(len(shape))
+        if order is None:
+            return None
+        empty_like = functools.partial(empty_like, memory_format=order)
 
     def make():
         out = empty_like(model)

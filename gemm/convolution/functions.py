@@ -5,6 +5,7 @@ Each family is written once for 1, 2 and 3 spatial axes; the docstring states it
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,6 +17,20 @@ from gemm.convolution.calls import Function, collect, grouped, named, operand_pa
 from gemm.convolution.filters import PackedFilters
 
 Integers = int | Sequence[int]
+_device_convolutions: dict[type, Any] = {}  # by array type, of libraries whose arrays have is_cuda
+
+
+def _on_device(x: Any) -> Any:
+    """What convolves device arrays like x, None for arrays of the host."""
+    backend = devices.backend_of(x)
+    if backend is None:
+        return None
+    from gemm.convolution import on_device
+
+    quick = functools.partial(on_device.convolution, backend)
+    if hasattr(x, "is_cuda"):
+        _device_convolutions[type(x)] = quick
+    return quick
 
 
 def _conv(rank: int) -> Function:
@@ -38,15 +53,15 @@ def _conv(rank: int) -> Function:
         out: np.ndarray | None = None,
         threads: int | None = None,
     ) -> np.ndarray:
-        backend = None if type(x) is np.ndarray else devices.backend_of(x)
-        if backend is not None:
-            from gemm.convolution import on_device
-
-            on_device.refuse(name, x_zero_point=x_zero_point, w_zero_point=w_zero_point)
-            return on_device.convolution(
-                backend, name, rank, x, w, bias, stride, padding, dilation, groups, layout,
-                epilogue, algorithm, out,
-            )  # fmt: skip
+        if type(x) is not np.ndarray:
+            quick = _device_convolutions.get(type(x))
+            if quick is None or not x.is_cuda:  # type: ignore[attr-defined]
+                quick = _on_device(x)
+            if quick is not None:
+                return quick(
+                    name, rank, x, w, bias, stride, padding, dilation, groups, layout, epilogue,
+                    algorithm, out, x_zero_point, w_zero_point,
+                )  # fmt: skip
         key = calls.key(
             x, w, bias, stride, padding, dilation, groups, layout, x_zero_point, w_zero_point,
             epilogue, algorithm, out, threads,

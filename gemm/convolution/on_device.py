@@ -25,7 +25,8 @@ from . import device_plan, geometry, layouts, operands
 from .geometry import Axis
 
 KEPT = 512
-_known: dict[Any, Any] = {}
+_known: dict[Any, Decided] = {}
+_prepared: dict[Any, tuple] = {}  # the same of calls without an epilogue, ready to run
 WORDS = ("auto", "implicit", "direct")
 
 
@@ -76,6 +77,28 @@ class Decided:
             for space in taken:
                 self.device.free(space, stream)
 
+    def new(self, backend: Any, like: Any) -> tuple[Any, int]:
+        """(an array for the result, of the kind of `like`; its address)."""
+        out, at = backend.empty(like, self.shape, self.dtype)
+        return (out if self.turn is None else backend.turned(out, self.turn)), at
+
+    def prepared(self, backend: Any, like: Any, fresh: bool) -> tuple:
+        """(make(), run(x, w, out, stream, 0, 0, bias), device, whether values are complex) of a
+        call whose program reads a bias at most, with as little between as there can be."""
+        make = run = None
+        if fresh:
+            make = backend.maker(like, self.shape, self.dtype, self.turn)
+            if make is None:
+                make = functools.partial(self.new, backend, like)
+        if self.launch is not None:
+            run = self.launch
+            if self.space or self.job is not None:
+
+                def run(x, w, out, stream, scale_a, scale_b, bias):
+                    self.run(x, w, out, {"bias": bias}, (), stream)
+
+        return make, run, self.device, self.dtype.kind == "c"
+
 
 def _plain(value: Any) -> Any:
     return tuple(map(_plain, value)) if isinstance(value, list) else value
@@ -93,13 +116,20 @@ def _with_bias(name: str, bias: Any, epilogue: Any) -> Bound | None:
     return Bound(bound.epilogue, {**bound.operands, "bias": bias})
 
 
+def _keep(known: dict, key: Any, value: Any) -> None:
+    if len(known) >= KEPT:
+        known.clear()
+    known[key] = value
+
+
 def perform(
-    backend: Any, x: Any, w: Any, bound: Bound | None, out: Any, key: tuple, decide: Any
-) -> Any:
+    backend: Any, x: Any, w: Any, bound: Bound | None, out: Any, key: tuple, decide: Any,
+    ready: Any = None,
+) -> Any:  # fmt: skip
     """The result of a call: by what was decided for one like it, else by `decide`.
 
     key: what the decision depends on beside the arrays' looks; decide(x, w, bound, operands of
-    the program by name, out): called with views, gives `Decided`.
+    the program by name, out): called with views, gives `Decided`; ready: a key of `_prepared`.
     """
     at_x, at_w, looks, producers = backend.glance(x, w)
     wanted: list[Any] = [key, looks, type(x)]
@@ -125,18 +155,17 @@ def perform(
         views = {name: backend.view(bound.operands[name]) for name in given}  # type: ignore[union-attr]
         found = decide(backend.view(x), backend.view(w), bound, views,
                        None if out is None else backend.view(out))  # fmt: skip
-        if len(_known) >= KEPT:
-            _known.clear()
-        _known[made] = found
+        _keep(_known, made, found)
+    if ready is not None:
+        _keep(_prepared, ready, found.prepared(backend, x, out is None))
     if found.dtype.kind == "c":
-        backend.refuse_conjugates(x, w)
+        arrays = [] if bound is None else [bound.operands[operand] for operand in given]
+        backend.refuse_conjugates(x, w, *arrays)
     values = []
     if bound is not None and found.job is not None:
         values = [(at, number(bound, name, dtype)) for at, (_, name), dtype in found.job.numbers]
     if out is None:
-        out, at_out = backend.empty(x, found.shape, found.dtype)
-        if found.turn is not None:
-            out = backend.turned(out, found.turn)
+        out, at_out = found.new(backend, x)
     stream = backend.enter(x, found.device)
     for producer in producers:
         if producer != stream:
@@ -148,9 +177,41 @@ def perform(
 
 def convolution(backend: Any, name: str, rank: int, x: Any, w: Any, bias: Any, stride: Any,
                 padding: Any, dilation: Any, groups: int, layout: Any, epilogue: Any,
-                algorithm: str, out: Any) -> Any:  # fmt: skip
+                algorithm: str, out: Any, x_zero_point: Any = None,
+                w_zero_point: Any = None) -> Any:  # fmt: skip
     """`gemm.conv1d` .. `conv3d` of device arrays; the result is of x's kind, and channels last
     where x is seen channels first and lies channels last."""
+    ready = None
+    if x_zero_point is not None or w_zero_point is not None:
+        raise TypeError(f"{name}: zero points are for arrays of the host only")
+    if epilogue is None:
+        at_x, at_w, looks, producers = backend.glance(x, w)
+        at_bias = at_out = 0
+        more: Any = None
+        if bias is not None or out is not None:
+            at_bias, at_out, more, streams = backend.glance(
+                out if bias is None else bias, bias if out is None else out
+            )
+            producers += streams
+        ready = (name, looks, type(x), more, bias is None, out is None, stride, padding, dilation,
+                 groups, layout, algorithm)  # fmt: skip
+        try:
+            found = _prepared.get(ready)
+        except TypeError:  # a list among the options
+            ready = found = None
+        if found is not None:
+            make, run, device, is_complex = found
+            if is_complex:
+                backend.refuse_conjugates(x, w, *([] if bias is None else [bias]))
+            if out is None:
+                out, at_out = make()
+            current = backend.enter(x, device)
+            for producer in producers:
+                if producer != current:
+                    device.wait(current, producer)
+            if run is not None:
+                run(at_x, at_w, at_out, current, 0, 0, at_bias)
+            return out
     if algorithm not in WORDS:
         raise ValueError(f"{name}: on a device algorithm must be one of {WORDS}, got {algorithm!r}")
     bound = _with_bias(name, bias, epilogue)
@@ -169,14 +230,7 @@ def convolution(backend: Any, name: str, rank: int, x: Any, w: Any, bias: Any, s
         return decided(backend, name, source, taken, shape.axes(), groups, order.output, bound,
                        views, vo, backend.turns(x))  # fmt: skip
 
-    return perform(backend, x, w, bound, out, (name, *options), decide)
-
-
-def refuse(name: str, **given: Any) -> None:
-    """TypeError for what device arrays do not take."""
-    for what, value in given.items():
-        if value is not None:
-            raise TypeError(f"{name}: {what} is for arrays of the host only")
+    return perform(backend, x, w, bound, out, (name, *options), decide, ready)
 
 
 def _seen(view: Any, order: tuple[int, ...]) -> Any:

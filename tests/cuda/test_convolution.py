@@ -244,3 +244,31 @@ def test_refusals_are_the_hosts(options, words):
         )  # fmt: skip
     assert str(host.value) == str(device.value)
     assert not backend.on.launched
+
+
+@pytest.mark.parametrize("with_bias", [False, True])
+@pytest.mark.parametrize("options", [{"padding": 1}, {"padding": [1, 1], "stride": [1, 2]}])
+def test_a_repeated_call_decides_nothing(monkeypatch, options, with_bias):
+    """It reads its own arrays and writes a result of its own."""
+    backend = backend_on("sm_90a")
+    backend.turns = lambda x: False
+    given = {"stride": 1, "padding": 0, **options}
+    decided, found = on_device.decided, []
+    for seed in range(3):
+        x, w, bias = (normal(s, BF16, seed) for s in ((1, 8, 4, 5), (32, 8, 3, 3), (32,)))
+        out = on_device.convolution(
+            backend, "conv2d", 2, Array(x, backend.on), Array(w, backend.on),
+            Array(bias, backend.on) if with_bias else None, given["stride"], given["padding"], 1, 1,
+            "NCHW", None, "auto", None,
+        )  # fmt: skip
+        want = gemm.conv2d(x, w, bias=bias if with_bias else None, **options)
+        np.testing.assert_array_equal(out.values, want)
+        found.append(out)
+        monkeypatch.setattr(on_device, "decided", None)
+    assert decided is not None and len({x.address for x in found}) == 3
+
+
+def test_zero_points_are_refused():
+    with pytest.raises(TypeError, match="zero points"):
+        on_device.convolution(None, "conv2d", 2, None, None, None, 1, 0, 1, 1, "NCHW", None, "auto",
+                              None, 3)  # fmt: skip
