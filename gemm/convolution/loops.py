@@ -92,6 +92,9 @@ def make_over_rows(tile: TileShape, panel: int, columns: int, units=None, unroll
     """
     wide = tile.columns
     size = tile.dtype.size
+    # Where units are read as they lie, values are bytes.
+    group = 1 if units is None else units[0].group
+    value = size // group
     b_step = columns * size
     beyond = AHEAD * b_step
     micro_kernel = make_streamed(unroll, columns, b_step // LINE)
@@ -115,9 +118,9 @@ def make_over_rows(tile: TileShape, panel: int, columns: int, units=None, unroll
             depth = min(k, CHUNK)
             if across > 0:
                 if left == 0:
-                    at = shift(a, load(outer) * size)
+                    at = shift(a, load(outer) * value)
                     outer = shift(outer, ENTRY)
-                    left = across
+                    left = across // group
                 depth = min(left, CHUNK)
                 left -= depth
                 onward = row

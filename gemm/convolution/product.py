@@ -312,7 +312,10 @@ class Ready(Launch):
             units = block_units(panels.level, kind, int8, tile.dtype)
         surplus = 128 if units is not None and flips(kind, units[0]) else 0
         same = kind is tile.dtype and not by_table
-        whole = blocks and not by_table and channels * len(rule.axes[-1].offsets) % 64 == 0
+        # Bytes are whole units already where those are not of two pixels.
+        unit = 64 if blocks else 4
+        whole = units is not None and not by_table and not (surplus and not blocks)
+        whole = whole and channels * len(rule.axes[-1].offsets) % unit == 0
         shift = self._adjacent(segments) if form == "columns" and not by_table else None
         if shift is not None:
             near = stays_near(channels, rule.channel_stride * size)
