@@ -133,20 +133,6 @@ def make_row_partial(combine: str, dtype: DType, lanes: int):
     return begin_both, update_both, finish_both
 
 
-def make_chain_start(combine: str, dtype: DType):
-    """start(s, chain, x): one chain of the 16 at s as `begin` leaves it."""
-    size, none = dtype.size, identity(combine, dtype)
-
-    def start(s, chain, x):
-        store_lanes(shift(s, chain * size), fill(x, none), 1)
-
-    def start_both(s, chain, x):
-        start(s, chain, x)
-        store_lanes(shift(s, (chain + CHAINS) * size), fill(x, 0.0), 1)
-
-    return start_both if combine == "log_sum_exp" else start
-
-
 # -- lines of the hook -----------------------------------------------------------------------------
 
 

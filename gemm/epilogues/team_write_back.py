@@ -26,7 +26,6 @@ from .partials import (
     CHAINS,
     COMBINE,
     identity,
-    make_chain_start,
     make_join,
     make_row_partial,
     partial_value,
@@ -185,12 +184,13 @@ def _inside(w: Writer, tile: TeamTile, partials, across: int, together: int) -> 
         else:
             if across > CHAINS:
                 step(lambda o=o: w.put(5, f"other{o} = lane_value(k{o}, lane() + {CHAINS})"))
-            step(lambda o=o, output=output: _row_chain(w, o, output, across))
+            for write in _row_chain(w, o, output, across):
+                step(write)
     own = "|".join(
         f"x{i}_[01]" for i, x in enumerate(w.program.operands) if x.kind in ("tile", "column")
     )
-    names = re.compile(rf"\b(i|h|acc[01]|sample|v[0-9]+|k[0-9]+|other[0-9]+|chain[0-9]+"
-                       rf"{'|' + own if own else ''})\b")  # fmt: skip
+    each = rf"i|h|acc[01]|sample|v\d+|k\d+|other\d+|chain\d+|c\d+_[01]{'|' + own if own else ''}"
+    names = re.compile(rf"\b({each})\b")
     for u in range(together):
         w.put(5, f"h__{u} = g + {u} * (rows_held(TILE) // {together})")
         w.put(5, f"i__{u} = row_of(TILE, h__{u})")
@@ -218,27 +218,61 @@ def _inside(w: Writer, tile: TeamTile, partials, across: int, together: int) -> 
     w.put(3, "lanes_sync()")
 
 
-def _row_chain(w: Writer, o: int, output: Output, across: int) -> None:
-    """The values of this row's columns join their chains: a chain is one lane's, and where it has
-    two columns of the chunk, that lane takes the second from the lane that has it."""
+def _row_chain(w: Writer, o: int, output: Output, across: int):
+    """Steps in which the values of a row's columns join their chains. A chain is one lane's, and
+    where it has two columns of the chunk, that lane takes the second from the lane that has it.
+    Every state is read before one is written: they are different, which only we know."""
     _partial_words(w, o, output)
+    sums = output.combine == "log_sum_exp"
+    none = identity(output.combine, output.dtype)
+    text = literal(none, w) if isinstance(none, float) else str(none)
     inside = "place"
     if output.block:
         inside = f"place - quotient(place, {output.block}) * {output.block}"
-    w.put(5, f"chain{o} = shift(s{o}, i * {_state_bytes(output)})")
-    w.put(5, f"if v < {CHAINS} or lanes() == 1:")
-    w.put(6, f"if {inside} < {CHAINS}:")
-    w.put(7, f"start{o}(chain{o}, v - quotient(v, {CHAINS}) * {CHAINS}, k{o})")
-    w.put(6, f"update{o}(chain{o}, v - quotient(v, {CHAINS}) * {CHAINS}, k{o})")
-    if across > CHAINS:
-        w.put(6, "if lanes() > 1:")
-        w.put(7, f"update{o}(chain{o}, v, other{o})")
+    at = f"(v - quotient(v, {CHAINS}) * {CHAINS}) * {output.dtype.size}"
+    beyond = CHAINS * output.dtype.size
+
+    def place() -> None:
+        w.put(5, f"chain{o} = shift(s{o}, i * {_state_bytes(output)} + {at})")
+
+    def read() -> None:
+        w.put(5, f"c{o}_0 = fill(k{o}, {text})")
+        w.put(5, f"c{o}_1 = fill(k{o}, 0.0)" if sums else f"c{o}_1 = c{o}_0")
+        w.put(5, f"if {inside} >= {CHAINS}:")
+        w.put(6, f"c{o}_0 = load_lanes(chain{o}, 1, 1)")
+        if sums:
+            w.put(6, f"c{o}_1 = load_lanes(shift(chain{o}, {beyond}), 1, 1)")
+
+    def join(depth: int, value: str) -> None:
+        if sums:
+            w.put(depth, f"c{o}_1 = grow{o}(c{o}_0, c{o}_1, {value})")
+            w.put(depth, f"c{o}_0 = keep_largest(c{o}_0, {value})")
+        else:
+            w.put(depth, f"c{o}_0 = join{o}(c{o}_0, {value})")
+
+    def combine() -> None:
+        join(5, f"k{o}")
+        if across > CHAINS:
+            w.put(5, "if lanes() > 1:")
+            join(6, f"other{o}")
+
+    def write() -> None:
+        w.put(5, f"if v < {CHAINS} or lanes() == 1:")
+        w.put(6, f"store_lanes(chain{o}, c{o}_0, 1)")
+        if sums:
+            w.put(6, f"store_lanes(shift(chain{o}, {beyond}), c{o}_1, 1)")
+
+    return place, read, combine, write
 
 
 def _partial_words(w: Writer, o: int, output: Output) -> None:
     begin, update, finish = make_row_partial(output.combine, output.dtype, 1)
-    start = make_chain_start(output.combine, output.dtype)
-    w.scope |= {f"begin{o}": begin, f"start{o}": start, f"update{o}": update, f"finish{o}": finish}
+    w.scope |= {f"begin{o}": begin, f"update{o}": update, f"finish{o}": finish}
+    if output.combine == "log_sum_exp":
+        _, w.scope[f"grow{o}"] = make_join(output.dtype)
+        w.scope["keep_largest"] = keep_largest
+    else:
+        w.scope[f"join{o}"] = COMBINE[output.combine]
 
 
 def _leave_below(w: Writer, o: int, output: Output, depth: int) -> None:
