@@ -1,11 +1,12 @@
 """Checks and times ResNet-50's convolutions of device arrays against cuDNN, in one run on one GPU.
 
-    python -m gemm.perf.cuda_convolution [--batch 32] [--dtype bfloat16] [--only 3x3]
+    python -m gemm.perf.cuda_convolution [--batch 32] [--dtype bfloat16] [--only 3x3] [--blocks]
 
 Every distinct layer, channels last on both sides. cuDNN is called through PyTorch with its
 benchmark mode on, which tries its algorithms first. Operands are random and several sets rotate;
 a result is checked against float64 before it is timed, into a poisoned output; times are device
-events, the median of rounds in which both sides take turns.
+events, the median of rounds in which both sides take turns. `--blocks` also times every block that
+`device_plan.image_block` chooses from.
 """
 
 from __future__ import annotations
@@ -33,7 +34,34 @@ def relative_error(found, x, w, layer: Layer) -> float:
     return max(worst, float((found[-1:].double() - want).norm() / want.norm()))
 
 
-def layer_ratio(report: Report, layer: Layer, batch: int, dtype) -> float:
+def every_block(call) -> None:
+    """Prints the time of `call`(i) with each block in place of the chosen one."""
+    from gemm.convolution import device_plan, on_device
+
+    chosen = device_plan.image_block
+    try:
+        for bm, bn, peers, teams in device_plan.IMAGE_BLOCKS:
+            asked: list = []
+
+            def this(*facts, found=((bm, bn), peers, teams), asked=asked, **more):
+                asked.append(found)
+                return found
+
+            device_plan.image_block = this
+            on_device._known.clear()
+            on_device._prepared.clear()
+            call(0)
+            if not asked:
+                return
+            (time,) = median_ms([call])
+            print(f"    {bm} x {bn}, peers {peers}, teams {teams}: {time * 1e3:.1f} us", flush=True)
+    finally:
+        device_plan.image_block = chosen
+        on_device._known.clear()
+        on_device._prepared.clear()
+
+
+def layer_ratio(report: Report, layer: Layer, batch: int, dtype, blocks: bool) -> float:
     torch = _torch()
     import gemm
 
@@ -65,7 +93,10 @@ def layer_ratio(report: Report, layer: Layer, batch: int, dtype) -> float:
         torch.conv2d(*sets[i % count], **options)
 
     mine, other = median_ms([ours, theirs])
-    return report.row(name, mine, other, batch * layer.flops, 0.0, note)
+    ratio = report.row(name, mine, other, batch * layer.flops, 0.0, note)
+    if blocks:
+        every_block(ours)
+    return ratio
 
 
 def main() -> int:
@@ -73,6 +104,7 @@ def main() -> int:
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--dtype", default="bfloat16", choices=sorted(LIMITS))
     parser.add_argument("--only", default="", help="a kernel: 1x1, 3x3 or 7x7")
+    parser.add_argument("--blocks", action="store_true")
     given = parser.parse_args()
     torch = _torch()
     torch.backends.cudnn.benchmark = True
@@ -82,7 +114,8 @@ def main() -> int:
     report, ratios = Report(), []
     for layer in dict.fromkeys(resnet50()):
         if given.only in ("", f"{layer.kernel}x{layer.kernel}"):
-            ratios.append(layer_ratio(report, layer, given.batch, getattr(torch, given.dtype)))
+            dtype = getattr(torch, given.dtype)
+            ratios.append(layer_ratio(report, layer, given.batch, dtype, given.blocks))
     mean = math.exp(sum(map(math.log, ratios)) / len(ratios))
     print(f"geometric mean over {len(ratios)} layers: {mean:.3f} (target {TARGET})")
     print(f"{report.failed} wrong")

@@ -259,6 +259,52 @@ def unit_of(facts, s: Signature, images: Images, groups: int) -> tuple[str, str]
     return unit, kind
 
 
+# (BM, BN, teams that share panels of B, teams of a multiprocessor) of a kernel that gathers.
+IMAGE_BLOCKS = (
+    (128, 256, 2, 1), (128, 256, 1, 1), (128, 128, 2, 1), (128, 128, 1, 1), (128, 64, 2, 1),
+    (128, 64, 1, 2), (64, 256, 1, 1), (64, 128, 2, 1), (64, 128, 1, 1), (64, 64, 2, 1),
+    (64, 64, 1, 2), (64, 32, 1, 2),
+)  # fmt: skip
+# Of a multiprocessor, a cycle: the matrix unit's products of 128-byte rows, as often reached;
+# bytes from the second-level cache while all ask, and while few do; bytes of all from memory.
+PRODUCTS, SHARED_BYTES, OWN_BYTES, MEMORY_BYTES = 27, 26, 56, 2200
+FILLING = 200  # cycles in which a filling lane asks for a stage
+
+
+def image_block(units: int, m: int, n: int, steps: int, once: int, count: int, narrow: bool,
+                plain: bool) -> tuple[tuple[int, int], int, int]:  # fmt: skip
+    """(block, peers, teams of a multiprocessor) with the least estimated time.
+
+    A gathered A crosses the second-level cache once for each tap, unlike a matrix, and memory only
+    once: `once` bytes, with filters and result. steps: stages of a block; narrow, plain: as of
+    `products.wide_block`.
+    """
+
+    def cost(choice) -> float:
+        bm, bn, peers, teams = choice
+        blocks = -(-m // (bm * peers)) * peers * -(-n // bn) * count
+        longest = -(-blocks // units)  # blocks of one multiprocessor
+        if teams > 1 and longest == 1:
+            teams = 1
+        # Filling runs ahead of a write-back, products do not.
+        leaving = (bm * bn / 24 + 700) / teams
+        return max(
+            longest * (steps * bm * bn / PRODUCTS + leaving),
+            longest * steps * (bm + bn) * 128 / OWN_BYTES,
+            longest * steps * FILLING / teams,
+            blocks * steps * (bm + bn / peers) * 128 / (units * SHARED_BYTES),
+            once / MEMORY_BYTES,
+        ) + bm * bn / 24  # fmt: skip
+
+    fit = [
+        (bm, bn, peers, teams) for bm, bn, peers, teams in IMAGE_BLOCKS
+        if not (narrow and bm * bn > 128 * 128) and not (teams > 1 and not plain)
+        and not (peers > 1 and m <= bm)
+    ]  # fmt: skip
+    bm, bn, peers, teams = min(fit, key=cost)
+    return (bm, bn), peers, teams
+
+
 def _wide(backend, device, s: Signature, images: Images, filters: Filters, unit, kind) -> Launch:
     """The group-wide matrix unit; what the copy engine cannot read as it lies is packed first."""
     packs, size, groups = [], images.dtype.size, s.count
@@ -298,12 +344,12 @@ def _wide(backend, device, s: Signature, images: Images, filters: Filters, unit,
         )  # fmt: skip
         s = replace(s, batch=tuple((e, x, steps[0], z) for e, x, _, z in s.batch))
     m, n = s.a.rows, s.b.rows
-    depth = images.taps * products._round(images.channels, 128 // size)
+    stages = images.taps * -(-images.channels * size // 128)
+    once = images.images * math.prod(a.extent for a in images.axes) * images.channels * size
+    once = groups * (once + n * stages * 128 + m * n * s.out.size)
     chain = products.FLOAT8_CHAIN if kind.startswith("float8") else 0
     narrow, plain = bool(chain) or s.exponential, s.program is None and not chain
-    block, peers, teams = products.wide_block(
-        device.units, m, n, depth, size, groups, narrow, plain=plain
-    )
+    block, peers, teams = image_block(device.units, m, n, stages, once, groups, narrow, plain)
     steps_c = [row[3] for row in s.batch] + ([s.c_row] if m > 1 else [])
     c_fits = s.c_aligned and all(0 < x < 2**40 and x % ALIGNED == 0 for x in steps_c)
     store = "box" if c_fits and block[1] * s.out.size >= 128 else "rows"

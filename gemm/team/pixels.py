@@ -24,9 +24,9 @@ BATCH_BYTES = 128  # of the table of a batch, which the rule follows
 def make_image_source(plan: TeamPlan):
     """How a filling lane goes along A and B, as of `ring.make_matrix_source`.
 
-    A block starts at (image, a position on each axis); a cursor is (tap, its indices along the
-    axes, channel). B is seen as (channels, columns, taps, groups). u: of A, channels before those
-    of the block's group; of B, its group.
+    A block starts at (image, a position on each axis); a cursor is (tap, its positions along the
+    axes from the lowest, channel). B is seen as (channels, columns, taps, groups). u: of A,
+    channels before those of the block's group; of B, its group.
     """
     from .ring import make_fill
 
@@ -56,19 +56,24 @@ def make_image_source(plan: TeamPlan):
         z = z * load(shift(rule, Z_STEP)) + load(shift(rule, Z_LOWEST))
         return image, x, y, z
 
-    def first(k):
-        return 0, 0, 0, 0, 0
+    def tap_zero(a, first, lowest):
+        rule = image_rule(a)
+        return load(shift(rule, first)) - load(shift(rule, lowest))
+
+    def beyond(a, first, lowest, taps, advance):
+        """Where a tap past the last of an axis would be."""
+        rule = image_rule(a)
+        return tap_zero(a, first, lowest) + load(shift(rule, taps)) * load(shift(rule, advance))
+
+    def first(a, k):
+        dx = tap_zero(a, X_FIRST, X_LOWEST)
+        dy = tap_zero(a, Y_FIRST, Y_LOWEST)
+        dz = tap_zero(a, Z_FIRST, Z_LOWEST)
+        return 0, dx, dy, dz, 0
 
     def fill_a(dst, a, gate, place, cursor, further, u, v):
-        rule = image_rule(a)
         image, x, y, z = place
-        _, i, j, k, channel = cursor
-        dx = load(shift(rule, X_FIRST)) - load(shift(rule, X_LOWEST))
-        dy = load(shift(rule, Y_FIRST)) - load(shift(rule, Y_LOWEST))
-        dz = load(shift(rule, Z_FIRST)) - load(shift(rule, Z_LOWEST))
-        dx += i * load(shift(rule, X_ADVANCE))
-        dy += j * load(shift(rule, Y_ADVANCE))
-        dz += k * load(shift(rule, Z_ADVANCE))
+        _, dx, dy, dz, channel = cursor
         pixels_fetch(dst, a, gate, channel + u, x, y, z, image, dx, dy, dz)
 
     def fill_b(dst, b, gate, column, cursor, further, u, v):
@@ -77,19 +82,19 @@ def make_image_source(plan: TeamPlan):
 
     def after(a, cursor):
         rule = image_rule(a)
-        tap, i, j, k, channel = cursor
+        tap, dx, dy, dz, channel = cursor
         channel += BK
         if channel >= load(shift(rule, CHANNELS)):
             channel = 0
             tap += 1
-            k += 1
-            if k == load(shift(rule, Z_TAPS)):
-                k = 0
-                j += 1
-                if j == load(shift(rule, Y_TAPS)):
-                    j = 0
-                    i += 1
-        return tap, i, j, k, channel
+            dz += load(shift(rule, Z_ADVANCE))
+            if dz == beyond(a, Z_FIRST, Z_LOWEST, Z_TAPS, Z_ADVANCE):
+                dz = tap_zero(a, Z_FIRST, Z_LOWEST)
+                dy += load(shift(rule, Y_ADVANCE))
+                if dy == beyond(a, Y_FIRST, Y_LOWEST, Y_TAPS, Y_ADVANCE):
+                    dy = tap_zero(a, Y_FIRST, Y_LOWEST)
+                    dx += load(shift(rule, X_ADVANCE))
+        return tap, dx, dy, dz, channel
 
     return start, first, fill_a, fill_b, after
 

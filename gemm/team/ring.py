@@ -72,7 +72,7 @@ def make_fill(stage: StageShape, rows: int, peers: int):
 def make_matrix_source(plan: TeamPlan):
     """How a filling lane goes along A and B: (start, first, fill A, fill B, next).
 
-    start(a, row): where a block of A begins; first(k): the cursor there; next(a, cursor);
+    start(a, row): where a block of A begins; first(a, k): the cursor there; next(a, cursor);
     further: k beyond the cursor.
     """
     BM, _, BK = plan.block
@@ -82,7 +82,7 @@ def make_matrix_source(plan: TeamPlan):
     def start(a, row):
         return row
 
-    def first(k):
+    def first(a, k):
         return k
 
     def fill_a(dst, a, gate, place, cursor, further, u, v):
@@ -251,7 +251,7 @@ def make_ring_kernel(plan: TeamPlan):
                         row = (block_row * PEERS + rank) * BM
                         column = block_column * BN + rank * BESIDE
                         place_a = start(a, row)
-                        cursor = first_step(matrix * steps * BK * JOINED)
+                        cursor = first_step(a, matrix * steps * BK * JOINED)
                         for _ in range(turns(block_row, block_column, m, n, steps)):
                             gate = shift(full, 8 * stage)
                             slot = shift(memory, stage * STAGE_BYTES)

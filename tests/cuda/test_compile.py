@@ -139,12 +139,14 @@ def image_plans():
     hopper = TARGETS["sm_90a"]
     for rank, block, peers, program in (
         (1, (64, 64), 1, None), (2, (128, 256), 2, None), (2, (128, 64), 1, bias),
-        (3, (128, 128), 2, None),
+        (3, (128, 128), 2, None), (2, (128, 64), 2, None), (2, (64, 128), 2, None),
     ):  # fmt: skip
         out = bf16 if program is None else f32
         plan = choice.wide_plan(hopper, "bfloat16", bf16, bf16, out, block, peers=peers,
                                 program=program)  # fmt: skip
         yield pytest.param("sm_90a", replace(plan, image=rank), id=f"sm_90a {rank} {block}")
+    shared = choice.wide_plan(hopper, "bfloat16", bf16, bf16, bf16, (128, 64), teams=2)
+    yield pytest.param("sm_90a", replace(shared, image=2), id="sm_90a two teams (128, 64)")
     for target, unit, a, near, turned in (
         ("sm_75", "lanes", "float32", "rows", False), ("sm_80", "lanes", "float32", "k", True),
         ("sm_80", "matrix", "bfloat16", "k", False), ("sm_90a", "matrix", "float64", "rows", False),

@@ -136,6 +136,22 @@ def test_the_copy_engine_gathers(spatial, kernel, stride, padding, dilation):
     assert [(p.tile.unit, p.image) for p, _ in plans] == [("wide", 0 if pointwise else len(kernel))]
 
 
+@pytest.mark.parametrize("bm, bn, peers, teams", device_plan.IMAGE_BLOCKS)
+def test_every_block(monkeypatch, bm, bn, peers, teams):
+    """Boxes of pixels that cross rows and images, and blocks beyond the last filter."""
+    monkeypatch.setattr(device_plan, "image_block", lambda *facts: ((bm, bn), peers, teams))
+    x, w = normal((3, 9, 11, 72), BF16), normal((72, 2, 1, 72), BF16)
+    ((plan, _),) = compared("sm_90a", x, w, padding=[(1, 0), (0, 0)], layout="NHWC")
+    assert (plan.block[:2], plan.peers, plan.teams_per_unit) == ((bm, bn), peers, teams)
+
+
+def test_blocks_follow_the_layer():
+    """A small output is cut small; the panel of 64 filters is no wider than they are."""
+    few = device_plan.image_block(132, 49, 64, 9, 10**5, 1, False, True)
+    many = device_plan.image_block(132, 100352, 64, 9, 26 * 10**6, 1, False, True)
+    assert few[0][0] == 64 and many[0] == (128, 64)
+
+
 @pytest.mark.parametrize("spatial, kernel, stride, padding, dilation", GEOMETRIES)
 @pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
 def test_lanes_gather(layout, spatial, kernel, stride, padding, dilation):
