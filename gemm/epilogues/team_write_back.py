@@ -5,32 +5,24 @@ neighbouring lanes touch neighbouring elements of memory, and rows follow one an
 
         lanes ->    +---+---+---+-     for each chunk of 128 bytes of columns
         rows        | v |   |   |        for each column v of this lane
-                    +---+---+---+-         for each row h that this warp of lanes holds
+                    +---+---+---+-         for the rows h that this warp of lanes holds
                                              acc -> program -> stores, values of partials
 
-Partials keep the order of gemm/epilogues/partials.py, and so its bits: along a row, 16 chains
-by column number, in shared memory; lanes that feed the same chain take turns. Down a column, one
-chain in the order of the rows, which a lane walks after all of the group have left their values.
+Where a chunk is whole, a lane takes several rows at a time, step by step: loads of all, then the
+program of all, then stores; at an edge, row by row. Partials are in team_partials.py.
 """
 
 from __future__ import annotations
 
 import re
 
-from gemm.microkernels import cooperative, mathematics
+from gemm.microkernels import cooperative
 from gemm.microkernels.cooperative import ROW, TeamTile
 from gemm.microkernels.dtypes import TileShape, uint8
-from gemm.microkernels.mathematics import keep_largest, make_log
 
-from .partials import (
-    CHAINS,
-    COMBINE,
-    identity,
-    make_join,
-    make_row_partial,
-    partial_value,
-)
-from .program import Operand, Output, Program
+from .partials import CHAINS, identity, partial_value
+from .program import Operand, Program
+from .team_partials import column_chain, column_sums, leave_below, row_chain, row_turns, state_bytes
 from .transfers import load_scalar, prepare_operand, prepare_output, put_origin, stored
 from .writer import Writer, literal
 
@@ -38,13 +30,9 @@ from .writer import Writer, literal
 def room_for(program: Program, kind: str, rows: int) -> int:
     """Bytes of shared memory that partials of this kind need for a tile of so many rows."""
     if kind == "row":
-        sizes = [_state_bytes(o) for o in program.outputs if o.kind == "row"]
+        sizes = [state_bytes(o) for o in program.outputs if o.kind == "row"]
         return sum(sizes) * rows
     return sum(o.kind == "column" for o in program.outputs) * rows * ROW
-
-
-def _state_bytes(output: Output) -> int:
-    return (2 if output.combine == "log_sum_exp" else 1) * CHAINS * output.dtype.size
 
 
 def illegal(tile: TeamTile, program: Program) -> str:
@@ -105,7 +93,7 @@ def source(tile: TeamTile, program: Program) -> tuple[str, dict[str, object]]:
         w.put(3, "place = before + j")
         w.put(3, "if j < wide:")
         for o, output in columns:
-            (_column_sums if output.combine == "log_sum_exp" else _column_chain)(
+            (column_sums if output.combine == "log_sum_exp" else column_chain)(
                 w, o, output, tile.rows
             )
         w.put(2, "group_sync()")
@@ -155,9 +143,9 @@ def _edge(w: Writer, partials, across: int, depth: int) -> None:
         w.put(depth + 3, f"k{o} = {partial_value(w, output)}")
     for o, output in partials:
         if output.kind == "row":
-            _row_turns(w, o, output, across, depth + 2)
+            row_turns(w, o, output, across, depth + 2)
         else:
-            _leave_below(w, o, output, depth + 2)
+            leave_below(w, o, output, depth + 2)
 
 
 def _inside(w: Writer, tile: TeamTile, partials, across: int, together: int) -> None:
@@ -180,11 +168,11 @@ def _inside(w: Writer, tile: TeamTile, partials, across: int, together: int) -> 
         step(lambda o=o, output=output: w.put(5, f"k{o} = {partial_value(w, output)}"))
     for o, output in partials:
         if output.kind == "column":
-            step(lambda o=o, output=output: _leave_below(w, o, output, 5))
+            step(lambda o=o, output=output: leave_below(w, o, output, 5))
         else:
             if across > CHAINS:
                 step(lambda o=o: w.put(5, f"other{o} = lane_value(k{o}, lane() + {CHAINS})"))
-            for write in _row_chain(w, o, output, across):
+            for write in row_chain(w, o, output, across):
                 step(write)
     own = "|".join(
         f"x{i}_[01]" for i, x in enumerate(w.program.operands) if x.kind in ("tile", "column")
@@ -213,70 +201,9 @@ def _inside(w: Writer, tile: TeamTile, partials, across: int, together: int) -> 
         w.put(4, "for h in range(lane(), rows_held(TILE), lanes()):")
         w.put(5, "i = row_of(TILE, h)")
         to = f"shift(q{o}, (row + i) * qr{o} + number * qc{o})"
-        value = f"finish{o}(shift(s{o}, i * {_state_bytes(output)}))"
+        value = f"finish{o}(shift(s{o}, i * {state_bytes(output)}))"
         w.put(5, f"store_lanes({to}, {value}, 1)")
     w.put(3, "lanes_sync()")
-
-
-def _row_chain(w: Writer, o: int, output: Output, across: int):
-    """Steps in which the values of a row's columns join their chains. A chain is one lane's, and
-    where it has two columns of the chunk, that lane takes the second from the lane that has it.
-    Every state is read before one is written: they are different, which only we know."""
-    _partial_words(w, o, output)
-    sums = output.combine == "log_sum_exp"
-    none = identity(output.combine, output.dtype)
-    text = literal(none, w) if isinstance(none, float) else str(none)
-    inside = "place"
-    if output.block:
-        inside = f"place - quotient(place, {output.block}) * {output.block}"
-    at = f"(v - quotient(v, {CHAINS}) * {CHAINS}) * {output.dtype.size}"
-    beyond = CHAINS * output.dtype.size
-
-    def place() -> None:
-        w.put(5, f"chain{o} = shift(s{o}, i * {_state_bytes(output)} + {at})")
-
-    def read() -> None:
-        w.put(5, f"c{o}_0 = fill(k{o}, {text})")
-        w.put(5, f"c{o}_1 = fill(k{o}, 0.0)" if sums else f"c{o}_1 = c{o}_0")
-        w.put(5, f"if {inside} >= {CHAINS}:")
-        w.put(6, f"c{o}_0 = load_lanes(chain{o}, 1, 1)")
-        if sums:
-            w.put(6, f"c{o}_1 = load_lanes(shift(chain{o}, {beyond}), 1, 1)")
-
-    def join(depth: int, value: str) -> None:
-        if sums:
-            w.put(depth, f"c{o}_1 = grow{o}(c{o}_0, c{o}_1, {value})")
-            w.put(depth, f"c{o}_0 = keep_largest(c{o}_0, {value})")
-        else:
-            w.put(depth, f"c{o}_0 = join{o}(c{o}_0, {value})")
-
-    def combine() -> None:
-        join(5, f"k{o}")
-        if across > CHAINS:
-            w.put(5, "if lanes() > 1:")
-            join(6, f"other{o}")
-
-    def write() -> None:
-        w.put(5, f"if v < {CHAINS} or lanes() == 1:")
-        w.put(6, f"store_lanes(chain{o}, c{o}_0, 1)")
-        if sums:
-            w.put(6, f"store_lanes(shift(chain{o}, {beyond}), c{o}_1, 1)")
-
-    return place, read, combine, write
-
-
-def _partial_words(w: Writer, o: int, output: Output) -> None:
-    begin, update, finish = make_row_partial(output.combine, output.dtype, 1)
-    w.scope |= {f"begin{o}": begin, f"update{o}": update, f"finish{o}": finish}
-    if output.combine == "log_sum_exp":
-        _, w.scope[f"grow{o}"] = make_join(output.dtype)
-        w.scope["keep_largest"] = keep_largest
-    else:
-        w.scope[f"join{o}"] = COMBINE[output.combine]
-
-
-def _leave_below(w: Writer, o: int, output: Output, depth: int) -> None:
-    w.put(depth, f"store_lanes(shift(b{o}, i * {ROW} + v * {output.dtype.size}), k{o}, 1)")
 
 
 def _prepare_outputs(w: Writer, tile: TeamTile) -> None:
@@ -286,7 +213,7 @@ def _prepare_outputs(w: Writer, tile: TeamTile) -> None:
         kind = w.name("D", output.dtype)
         if output.kind == "row":
             w.put(1, f"s{o} = recast(shift(state, {state}), {kind})")
-            state += _state_bytes(output) * tile.rows
+            state += state_bytes(output) * tile.rows
         elif output.kind == "column":
             w.put(1, f"b{o} = recast(shift(below, {below}), {kind})")
             w.put(1, f"height{o} = table_integer(extra, 0)")
@@ -324,106 +251,6 @@ def _stores(w: Writer, depth: int) -> None:
                 at = f"(j * {len(output.nodes)} + {part}) * {step}"
                 value = stored(w, node, output.dtype)
                 w.put(depth, f"store_lanes(shift(q{o}, i * qr{o} + {at}), {value}, 1)")
-
-
-def _row_turns(w: Writer, o: int, output: Output, across: int, depth: int) -> None:
-    """The value of this column joins its chain; a chain's columns in ascending order."""
-    _partial_words(w, o, output)
-    block = output.block
-    w.put(depth, f"state{o} = shift(s{o}, i * {_state_bytes(output)})")
-    if block:
-        w.put(depth, f"number = quotient(place, {block})")
-        w.put(depth, f"inside = place - number * {block}")
-        ends = f"inside + 1 == {block} or place + 1 == width{o}"
-    else:
-        w.put(depth, "number = 0")
-        w.put(depth, "inside = place")
-        ends = f"place + 1 == width{o}"
-    w.put(depth, "here = i < m and j < wide")
-    w.put(depth, f"for turn in range({max(1, across // CHAINS)}):")
-    w.put(depth + 1, f"mine = here and quotient(v, {CHAINS}) == turn")
-    w.put(depth + 1, "if mine and inside == 0:")
-    w.put(depth + 2, f"begin{o}(state{o}, k{o})")
-    w.put(depth + 1, "lanes_sync()")
-    w.put(depth + 1, "if mine:")
-    chain = f"inside - quotient(inside, {CHAINS}) * {CHAINS}"
-    w.put(depth + 2, f"update{o}(state{o}, {chain}, k{o})")
-    w.put(depth + 1, "lanes_sync()")
-    w.put(depth + 1, f"if mine and ({ends}):")
-    to = f"shift(q{o}, (row + i) * qr{o} + number * qc{o})"
-    w.put(depth + 2, f"store_lanes({to}, finish{o}(state{o}), 1)")
-    w.put(depth + 1, "lanes_sync()")
-
-
-def _blocks_down(w: Writer, o: int, output: Output, depth: int) -> tuple[str, str, str]:
-    """(block of row i, its row inside, whether it ends with row i), as text."""
-    last = f"row + i + 1 == height{o}"
-    if not output.block:
-        return "0", "row + i", last
-    w.put(depth, f"number = quotient(row + i, {output.block})")
-    inside = f"(row + i - number * {output.block})"
-    return "number", inside, f"{inside} + 1 == {output.block} or {last}"
-
-
-def _column_chain(w: Writer, o: int, output: Output, rows: int) -> None:
-    size = output.dtype.size
-    w.scope[f"join{o}"] = COMBINE[output.combine]
-    none = identity(output.combine, output.dtype)
-    text = literal(none, w) if isinstance(none, float) else str(none)
-    nothing = f"fill({'zero' if output.dtype.kind == 'f' else 'index'}, {text})"
-    start = f"quotient(row, {output.block})" if output.block else "0"
-    first = f"row - {start} * {output.block}" if output.block else "row"
-    w.put(4, f"total = {nothing}")
-    w.put(4, f"if {first} > 0:")
-    w.put(5, f"total = load_lanes(shift(q{o}, {start} * qr{o} + place * {size}), 1, 1)")
-    depth = 4
-    if output.block % rows == 0:
-        # Nothing begins or ends inside the tile.
-        depth = 5
-        w.put(4, f"if m >= {rows}:")
-        w.put(5, f"for i in range(0, {rows}, 8):")
-        for e in range(8):
-            w.put(6, f"y{e} = load_lanes(shift(b{o}, (i + {e}) * {ROW} + v * {size}), 1, 1)")
-        for e in range(8):
-            w.put(6, f"total = join{o}(total, y{e})")
-        w.put(5, f"store_lanes(shift(q{o}, {start} * qr{o} + place * {size}), total, 1)")
-        w.put(4, "else:")
-    w.put(depth, f"for i in range(min(m, {rows})):")
-    number, inside, ends = _blocks_down(w, o, output, depth + 1)
-    w.put(depth + 1, f"if {inside} == 0:")
-    w.put(depth + 2, f"total = {nothing}")
-    w.put(depth + 1, f"x = load_lanes(shift(b{o}, i * {ROW} + v * {size}), 1, 1)")
-    w.put(depth + 1, f"total = join{o}(total, x)")
-    # What has not ended rests in the output until the rows below come.
-    w.put(depth + 1, f"if {ends} or i + 1 == min(m, {rows}):")
-    w.put(depth + 2, f"store_lanes(shift(q{o}, {number} * qr{o} + place * {size}), total, 1)")
-
-
-def _column_sums(w: Writer, o: int, output: Output, rows: int) -> None:
-    """An online log-sum-exp; its maximum and sum rest in the table's state."""
-    size = output.dtype.size
-    _, w.scope[f"grow{o}"] = make_join(output.dtype)
-    w.scope |= {f"log{o}": make_log(output.dtype), "keep_largest": keep_largest}
-    w.scope["INFINITY"] = mathematics.INFINITY
-    start = f"quotient(row, {output.block}) * {output.block}" if output.block else "0"
-    w.put(4, "top = fill(zero, -INFINITY)")
-    w.put(4, "total = fill(zero, 0.0)")
-    w.put(4, f"if row - {start} > 0:")
-    w.put(5, f"top = load_lanes(shift(s{o}, place * {size}), 1, 1)")
-    w.put(5, f"total = load_lanes(shift(sums{o}, place * {size}), 1, 1)")
-    w.put(4, f"for i in range(min(m, {rows})):")
-    number, inside, ends = _blocks_down(w, o, output, 5)
-    w.put(5, f"if {inside} == 0:")
-    w.put(6, "top = fill(zero, -INFINITY)")
-    w.put(6, "total = fill(zero, 0.0)")
-    w.put(5, f"x = load_lanes(shift(b{o}, i * {ROW} + v * {size}), 1, 1)")
-    w.put(5, f"total = grow{o}(top, total, x)")
-    w.put(5, "top = keep_largest(top, x)")
-    w.put(5, f"if {ends}:")
-    to = f"shift(q{o}, {number} * qr{o} + place * {size})"
-    w.put(6, f"store_lanes({to}, add(top, log{o}(total)), 1)")
-    w.put(4, f"store_lanes(shift(s{o}, place * {size}), top, 1)")
-    w.put(4, f"store_lanes(shift(sums{o}, place * {size}), total, 1)")
 
 
 def make_team_ahead(tile: TeamTile, program: Program | None):
