@@ -339,13 +339,15 @@ def _team(backend, device, plan: TeamPlan, s: Signature) -> Launch:
     return run
 
 
-def _pack(backend, device, plan: PackPlan, m: Matrix, batch, dst_row: int, part_step: int):
-    """run(src, dst, stream) of `make_pack_kernel`; batch: (extent, src step, dst step)."""
+def _pack(backend, device, plan: PackPlan, m: Matrix, batch, dst_row: int, part_step: int,
+          rule: bytes = b""):  # fmt: skip
+    """run(src, dst, stream) of `make_pack_kernel`; batch: (extent, src step, dst step); rule: of a
+    plan that has one."""
     kernel = backend.kernel(device, plan, build)
     across = -(-m.depth // plan.stage.depth)
     spans = -(-m.rows // plan.stage.rows) * across * math.prod(row[0] for row in batch)
-    tail = (_table([(*row, 0) for row in batch]), m.rows, m.depth, m.row_step, m.k_step, dst_row,
-            part_step, across, spans)  # fmt: skip
+    dims = _table([(*row, 0) for row in batch]) + rule
+    tail = (dims, m.rows, m.depth, m.row_step, m.k_step, dst_row, part_step, across, spans)
     launch = kernel.bind(min(spans, device.units * 8), *tail)
 
     def run(src, dst, stream):

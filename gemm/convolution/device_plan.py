@@ -174,6 +174,73 @@ def copier(backend, device, dtype: DType, shape, source, target):
     return products._pack(backend, device, plan, matrix, axes, to_row, 0)
 
 
+def folds(images: Images, groups: int) -> int:
+    """Channels that a pixel is padded to so that the taps of one kernel row pass as channels of one
+    tap; 0 where that does not halve the stages. A function of the layer alone, as bits are."""
+    size, axis = images.dtype.size, images.axes[-1]
+    taps = len(axis.offsets)
+    adjacent = axis.offsets == tuple(range(axis.offsets[0], axis.offsets[0] + taps))
+    if groups > 1 or images.rank > 2 or taps == 1 or not adjacent:
+        return 0
+    each = images.channels
+    while each * axis.step * size % ALIGNED:
+        each += 1
+    before, after = taps * -(-images.channels * size // 128), -(-taps * each * size // 128)
+    return each if 2 * after <= before else 0
+
+
+def _padded(backend, device, dtype: DType, outer, inner: Axis, pitch: int, channels: int,
+            channel_step: int, each: int, line: int):  # fmt: skip
+    """run(src, dst, stream): rows of pixels, `each` channels a pixel, zeros where there are none.
+
+    outer: (extent, step in bytes) of images and of the axis before the last; inner: the last, whose
+    taps are the positions wanted; line: bytes of a row.
+    """
+    (count, step), (rows, row_pitch) = outer
+    axes = (Axis(rows, rows, 1, (0,)), inner, Axis(channels, 1, 1, tuple(range(each))))
+    seen = Images(dtype, count, 1, step, 0, axes, (row_pitch, pitch, channel_step), True)
+    plan = replace(choice.pack_plan(dtype, "k"), image=True)
+    matrix = Matrix(count * rows, len(inner.offsets) * each, 0, dtype.size, dtype, True)
+    return products._pack(backend, device, plan, matrix, (), line, 0, seen.rule())
+
+
+def folded(backend, device, images: Images, filters: Filters, each: int):
+    """(images, filters, packs) in which a kernel row's taps are channels, `each` a tap.
+
+        pixels   p0 . . p1 . . p2 . . p3 . .       padded to `each` channels, rows to all positions
+        output 0 [----------------]                that outputs read; windows of neighbouring
+        output 1         [----------------]        outputs overlap
+
+    The order of K stays (kernel axes, channels); zeros join it.
+    """
+    size, axis = images.dtype.size, images.axes[-1]
+    taps, first = len(axis.offsets), axis.offsets[0]
+    pitch, positions = each * axis.step * size, (axis.count - 1) * axis.step + taps
+    line = products._round(positions * each * size, pitch)
+    extents = [1, *(a.extent for a in images.axes[:-1])][-1], [0, *images.pitches[:-1]][-1]
+    read = Axis(axis.extent, 1, 1, tuple(range(first, first + positions)))
+    run_a = _padded(backend, device, images.dtype, ((images.images, images.image_step), extents),
+                    read, images.pitches[-1], images.channels, images.channel_step, each,
+                    line)  # fmt: skip
+    windows = Axis(axis.count, axis.count, 1, (0,))
+    bytes_a = images.images * extents[0] * line
+    images = replace(
+        images, channels=taps * each, image_step=extents[0] * line, channel_step=size,
+        axes=(*images.axes[:-1], windows), pitches=(line, pitch)[-images.rank :], aligned=True,
+    )  # fmt: skip
+    outer = ((1, 0), *filters.tap_steps[:-1])[-1]
+    width = products._round(taps * each * size, ALIGNED)
+    run_b = _padded(backend, device, filters.dtype, ((filters.count, filters.filter_step), outer),
+                    Axis(taps, 1, 1, tuple(range(taps))), filters.tap_steps[-1][1],
+                    filters.channels, filters.channel_step, each, width)  # fmt: skip
+    filters = replace(
+        filters, taps=outer[0], channels=taps * each, filter_step=outer[0] * width,
+        tap_steps=((outer[0], width),), channel_step=size, aligned=True,
+    )  # fmt: skip
+    packs = [(0, bytes_a, run_a), (1, filters.count * filters.filter_step, run_b)]
+    return images, filters, packs
+
+
 # -- launches ------------------------------------------------------------------------------------
 
 
@@ -307,7 +374,17 @@ def image_block(units: int, m: int, n: int, steps: int, once: int, count: int, n
 
 def _wide(backend, device, s: Signature, images: Images, filters: Filters, unit, kind) -> Launch:
     """The group-wide matrix unit; what the copy engine cannot read as it lies is packed first."""
-    packs, size, groups = [], images.dtype.size, s.count
+    packs: list[tuple] = []
+    size, groups = images.dtype.size, s.count
+    each = folds(images, groups)
+    if each:
+        kept = images, filters, packs
+        images, filters, packs = folded(backend, device, images, filters, each)
+        try:
+            # Windows that overlap are beyond what the driver's manual promises.
+            device.image_map(1 << 20, *images.described(backend, images.dtype.name, 8, 8))
+        except RuntimeError:
+            images, filters, packs = kept
     if not images.even():
         # Channels of all groups last, pixels in lines of whole 16 bytes.
         channels = images.channels * groups

@@ -48,7 +48,8 @@ def build(plan):
     """(kernel, argument kinds): DType for a pointer, 'box2', 'box4', 'image1' .. 'image3',
     'integer', or 'table' with its number of bytes."""
     if isinstance(plan, PackPlan):
-        return make_pack_kernel(plan), (plan.out, plan.source, TABLE, *["integer"] * 8)
+        dims = f"table{TABLE_BYTES + RULE_BYTES}" if plan.image else TABLE
+        return make_pack_kernel(plan), (plan.out, plan.source, dims, *["integer"] * 8)
     extra = "integer" if plan.program is None else f"table{8 * plan.program.end}"
     if plan.joined:
         extra = f"table{8 * SLOTS}"

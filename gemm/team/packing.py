@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 from gemm.microkernels.cooperative import (
     StageShape,
-    panel_begin,
     panel_end,
     panel_write,
     quotient,
@@ -18,18 +17,22 @@ from gemm.microkernels.cooperative import (
 from gemm.microkernels.dtypes import DType, uint8
 from gemm.microkernels.vocabulary import shift
 
+from .lanes import make_begin_matrix
+from .pixels import make_begin_pixels
 from .walk import batch_offsets
 
 
 @dataclass(frozen=True)
 class PackPlan:
-    """Packing ahead of a kernel: any strides to adjacent k. parts: 1 a copy, 2 high and low."""
+    """Packing ahead of a kernel: any strides to adjacent k. parts: 1 a copy, 2 high and low;
+    image: elements are found by a rule (pixels.py), which follows the batch, as zeros outside."""
 
     stage: StageShape
     source: DType
     out: DType
     parts: int = 1
     lanes: int = 256
+    image: bool = False
 
     threads = property(lambda self: self.lanes)
     shared_bytes = property(lambda self: self.stage.bytes)
@@ -44,7 +47,10 @@ class PackPlan:
 
     @property
     def label(self) -> str:
-        return f"pack {self.source} near {self.stage.near} -> {self.out} in {self.parts} parts"
+        rule = " by a rule" if self.image else ""
+        return (
+            f"pack {self.source} near {self.stage.near} -> {self.out} in {self.parts} parts{rule}"
+        )
 
 
 def make_pack_kernel(plan: PackPlan):
@@ -62,6 +68,7 @@ def make_pack_kernel(plan: PackPlan):
         panel_write(STAGE, shift(q, part_step), dst_row, panel, rows, DEPTH, 2)
 
     write = write_whole if PARTS == 1 else write_split
+    begin = make_begin_pixels(STAGE, False) if plan.image else make_begin_matrix(STAGE)
 
     def kernel(dst, src, dims, rows, depth, row_step, k_step, dst_row, part_step, across, spans):
         """src: rows x depth at steps row_step, k_step; dst: dst_row bytes a row, adjacent k.
@@ -79,8 +86,8 @@ def make_pack_kernel(plan: PackPlan):
             row = i * ROWS
             k = j * DEPTH
             at_src, at_dst, _ = batch_offsets(dims, matrix)
-            p = shift(src, at_src + row * row_step + k * k_step)
-            held = panel_begin(STAGE, memory, p, row_step, k_step, rows - row, depth - k)
+            p = shift(src, at_src + row * row_step)
+            held = begin(memory, p, dims, row, k, row_step, k_step, rows - row, depth - k)
             team_sync()
             panel_end(STAGE, memory, held)
             team_sync()

@@ -145,6 +145,9 @@ def image_plans():
         plan = choice.wide_plan(hopper, "bfloat16", bf16, bf16, out, block, peers=peers,
                                 program=program)  # fmt: skip
         yield pytest.param("sm_90a", replace(plan, image=rank), id=f"sm_90a {rank} {block}")
+    for name in ("bfloat16", "int8"):
+        plan = replace(choice.pack_plan(t.DTYPES[name], "k"), image=True)
+        yield pytest.param("sm_90a", plan, id=f"sm_90a {plan.label}")
     shared = choice.wide_plan(hopper, "bfloat16", bf16, bf16, bf16, (128, 64), teams=2)
     yield pytest.param("sm_90a", replace(shared, image=2), id="sm_90a two teams (128, 64)")
     for target, unit, a, near, turned in (

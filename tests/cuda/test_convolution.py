@@ -178,6 +178,19 @@ def test_images_that_are_packed_first():
         assert plans[2][0].tile.unit == "wide"
 
 
+@pytest.mark.parametrize("spatial, channels, kernel, stride, padding", [
+    ((9, 11), 3, (7, 7), 2, 3), ((5, 11), 3, (3, 3), 1, 1), ((4, 7), 16, (3, 3), 1, 1),
+    ((40,), 3, (8,), 8, 0), ((30, 32), 3, (5, 7), 7, 0), ((9, 12), 5, (2, 4), (1, 3), 1),
+])  # fmt: skip
+def test_taps_of_a_row_pass_as_channels(spatial, channels, kernel, stride, padding):
+    """Whatever the layout; the rows of pixels hold zeros beyond the image and its channels."""
+    x, w = normal((2, channels, *spatial), BF16), normal((9, channels, *kernel), BF16)
+    for image in (x, np.moveaxis(np.ascontiguousarray(np.moveaxis(x, 1, -1)), -1, 1)):
+        plans = compared("sm_90a", image, w, stride=stride, padding=padding)
+        assert [getattr(p, "image", 0) for p, _ in plans[:3]] == [True, True, len(spatial)]
+        assert plans[2][0].tile.unit == "wide"
+
+
 def test_a_channels_last_image_gives_a_channels_last_result():
     x = np.moveaxis(normal((2, 5, 6, 64), BF16), -1, 1)
     w = np.moveaxis(normal((24, 3, 3, 64), BF16), -1, 1)
