@@ -34,33 +34,53 @@ from .blocked import make_store, share_start
 from .epilogues.write_back import make_write_back
 
 DEPTH = 8  # rows of B between two visits of the partial results
-WIDTH = 4096  # columns of a block
-AHEAD = 1024  # bytes before a column is read: hardware prefetchers stop at a page's end
+DEPTH_ALONE = 4  # the same for one row: fewer streams of memory, and its results are near
+WIDTH = 16384  # columns of a block for one row
+WIDTH_OF_MANY = 4096
+AHEAD = 1024  # bytes before B is read: hardware prefetchers stop at a page's end
+LINE = 64
 
 
-def make_along_rows(shape: TileShape, write_back, unroll: int):
-    """`rows` rows of the output from a block of B with adjacent columns, kb steps of k."""
-    micro_kernel = make_outer_product(unroll)
+def make_along_rows(shape: TileShape, write_back, depth: int):
+    """`rows` rows of the output from a block of B with adjacent columns, kb steps of k, most often
+    `depth`."""
+    micro_kernel = make_outer_product(depth)
     rows, columns, size = shape.rows, shape.columns, shape.dtype.size
+
+    def so_far(resting, hrs, left, first):
+        if first:
+            t = tile_zeros(shape)
+        else:
+            t = tile_load(shape, resting, hrs, rows, left)
+        return t
 
     def along_rows(a, ars, acs, b, b_size, brs, home, hrs, c, rs, cs, n, kb, first, last, row,
                    column, batch, extra):  # fmt: skip
-        for j in range(0, n, columns):
-            left = min(columns, n - j)
-            resting = shift(home, j * size)
-            if first:
-                t = tile_zeros(shape)
-            else:
-                t = tile_load(shape, resting, hrs, rows, left)
-            at = shift(b, j * b_size)
-            if left == columns and kb == DEPTH:
-                t = micro_kernel(t, a, ars, acs, at, brs, columns, DEPTH)
-            else:
-                t = micro_kernel(t, a, ars, acs, at, brs, left, kb)
-            if last:
+        # The write-back has a loop of its own: the many addresses of its columns would be moved
+        # along in the other, too.
+        if last:
+            for j in range(0, n, columns):
+                left = min(columns, n - j)
+                t = so_far(shift(home, j * size), hrs, left, first)
+                at = shift(b, j * b_size)
+                if left == columns:
+                    t = micro_kernel(t, a, ars, acs, at, brs, columns, kb)
+                else:
+                    t = micro_kernel(t, a, ars, acs, at, brs, left, kb)
                 write_back(t, shift(c, j * cs), rs, cs, rows, left, row, column + j, batch, extra)
-            else:
-                tile_store(resting, hrs, t, rows, left)
+        else:
+            for j in range(0, n, columns):
+                left = min(columns, n - j)
+                t = so_far(shift(home, j * size), hrs, left, first)
+                at = shift(b, j * b_size)
+                if left == columns and kb == depth:
+                    for p in range(depth):
+                        for line in range(0, columns * size, LINE):
+                            prefetch(shift(at, p * brs + line + AHEAD))
+                    t = micro_kernel(t, a, ars, acs, at, brs, columns, depth)
+                else:
+                    t = micro_kernel(t, a, ars, acs, at, brs, left, kb)
+                tile_store(shift(home, j * size), hrs, t, rows, left)
 
     return along_rows
 
@@ -105,9 +125,7 @@ def make_across_rows(shape: TileShape, b: DType, write_back):
     return across_rows
 
 
-def make_skinny(
-    shape: TileShape, a: DType, b: DType, out: DType, unroll: int = DEPTH, program=None
-):
+def make_skinny(shape: TileShape, a: DType, b: DType, out: DType, program=None):
     """The blocked kernel's parameters; rows go `shape.rows` at a time, then one by one.
 
     Either bcs or brs is the size of an element of B. Team: over columns only. hrs: row step of
@@ -124,8 +142,8 @@ def make_skinny(
             return make_store(shape, out)
         return make_write_back(shape, program)
 
-    rows_down = make_along_rows(many, leave(many), unroll)
-    row_down = make_along_rows(single, leave(single), unroll)
+    rows_down = make_along_rows(many, leave(many), DEPTH)
+    row_down = make_along_rows(single, leave(single), DEPTH_ALONE)
     rows_across = make_across_rows(many, b, leave(replace(many, vectors=1)))
     row_across = make_across_rows(single, b, leave(replace(single, vectors=1)))
     high = shape.rows
@@ -140,17 +158,19 @@ def make_skinny(
         left = share_start(n, unit, team_n, worker)
         columns = share_start(n, unit, team_n, worker + 1) - left
         scratch = recast(shift(space, worker * worker_room), acc)
-        blocks = max(1, (k + DEPTH - 1) // DEPTH)
+        depth = DEPTH_ALONE if m < high else DEPTH
+        most = WIDTH if m == 1 else WIDTH_OF_MANY
+        blocks = max(1, (k + depth - 1) // depth)
         for index in range(batch):
             a = recast(shift(pa, offset(dims, index, 8)), narrow)
             b = recast(shift(pb, left * bcs + offset(dims, index, 16)), wide)
             c = shift(pc, left * cs + offset(dims, index, 24))
             if bcs == b_size:
-                for jc in range(0, columns, WIDTH):
-                    width = min(WIDTH, columns - jc)
+                for jc in range(0, columns, most):
+                    width = min(most, columns - jc)
                     for block in range(blocks):
-                        p = block * DEPTH
-                        kb = min(DEPTH, k - p)
+                        p = block * depth
+                        kb = min(depth, k - p)
                         i = 0
                         while i < m:
                             at_c = shift(c, i * rs + jc * cs)

@@ -13,6 +13,7 @@ from gemm.backends.cpu import kernels
 from gemm.backends.reference.run import pointer
 from gemm.microkernels.dtypes import DTYPES
 from gemm.planner import NARROW
+from gemm.skinny import WIDTH
 
 BEST = next(iter(RUNNABLE))
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
@@ -183,3 +184,16 @@ def test_workers_of_one_first_level_cache_pack_a(monkeypatch, shared_by):
         assert plan.workers == workers
         some = planner.unpacked_tile_of(level, plan.spec.tile, f64, f64, None) is not None
         assert plan.spec.unpacked_a == (some and (workers == 1 or shared_by == 1))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("m", [1, 3, 4, 7])
+def test_few_rows_over_several_blocks_of_columns_and_of_k(m, dtype):
+    """More columns than a block, and every remainder of k, against the packed product's bits."""
+    a, b = random((m, 13), dtype), random((13, WIDTH + 70), dtype, 1)
+    for k in range(7, 14):
+        expected = gemm.matmul(a[:, :k], b[:k], kernel=BEST)
+        if k == 7:  # with the output in another layout
+            out = np.empty((b.shape[1], m), dtype).T
+            assert same_bits(gemm.matmul(a[:, :k], b[:k], out=out), expected)
+        assert same_bits(gemm.matmul(a[:, :k], b[:k]), expected)
