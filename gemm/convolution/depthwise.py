@@ -24,7 +24,7 @@ from gemm.targets import element_type
 HEIGHTS = 14, 12, 10, 8, 7, 6, 4, 2, 1  # rows that a tile may have
 FAR = 6  # blocks of the second-level cache from which on rows are asked for ahead
 UNROLLED = 7  # taps along an axis that are
-_FIRST, _LAST = struct.Struct("=26q"), struct.Struct("=28q")
+_FIRST, _LAST = struct.Struct("=27q"), struct.Struct("=28q")
 
 
 @dataclass(frozen=True)
@@ -181,13 +181,14 @@ class Ready(Launch):
         channels, images = target.shape[:2]
         self.workers = max(1, min(workers, channels * images))
         vectors = tile.rows + 1 - -reach_of(tile.lanes, taps, steps) // tile.lanes
+        far = source.nbytes + target.nbytes > FAR * block_bytes()
         room = planning.round_up(vectors * tile.lanes * tile.dtype.size, 4096)
         self.space = room * self.workers
         self.fixed = (
             channels, rows.count, line.count, len(outer), len(inner), images, line.extent,
             steps[0], rows.step, source.strides[0], source.strides[1], x_row,
-            x_row if whole else rows.step * x_row, target.strides[1], target.strides[0], c_row,
-            target.strides[-2], room, self.workers,
+            x_row if whole else rows.step * x_row, source.strides[1] if far else 0,
+            target.strides[1], target.strides[0], c_row, target.strides[-2], room, self.workers,
         )  # fmt: skip
         return tile, taps, steps
 

@@ -36,7 +36,7 @@ from ..blocked import make_store
 from ..epilogues.write_back import make_write_back
 from .specs import reach_of
 
-ENTRY = 4  # bytes of an offset
+ENTRY, LINE = 4, 64  # bytes of an offset and of a cache line
 Pair = tuple[int, int]
 
 
@@ -207,8 +207,8 @@ def make_first(tile: TileShape, x_type: DType, out: DType, program, taps: Pair, 
 
     def channels_first(
         x, w, c, find, space, extra, zero, channels, height, width, outer_parts, inner_parts,
-        images, in_width, unit, stride, x_image, x_channel, x_row, x_step, c_image, c_channel,
-        c_row, rs, worker_room, team, worker,
+        images, in_width, unit, stride, x_image, x_channel, x_row, x_step, ahead, c_image,
+        c_channel, c_row, rs, worker_room, team, worker,
     ):  # fmt: skip
         """One worker's share of the channels of all images.
 
@@ -216,7 +216,8 @@ def make_first(tile: TileShape, x_type: DType, out: DType, program, taps: Pair, 
         first row and the places low .. high - 1 of the rows in the image, counted `unit` an output
         and from output 0 on, then for each part of its columns its first column; stride: rows from
         one output to the next; x_row, x_step: bytes from one row to the next, of the image and of
-        a window; the others as above.
+        a window; ahead: to the channel that is asked for meanwhile, 0 where it is near anyway; the
+        others as above.
         """
         if unrolled:
             outer_parts = 1
@@ -246,6 +247,11 @@ def make_first(tile: TileShape, x_type: DType, out: DType, program, taps: Pair, 
             for top in range(0, height, rows):
                 m = min(rows, height - top)
                 for column in range(0, width, lanes):
+                    if ahead != 0:
+                        later = shift(from_, top * stride * x_row + column * along * x_size + ahead)
+                        for r in range(rows * down):
+                            for line in range(along):
+                                prefetch(shift(later, r * x_step + line * LINE))
                     t = fresh(factors, begin, outer_parts * inner_parts * tall * wide * w_step,
                               factor)  # fmt: skip
                     here = factors

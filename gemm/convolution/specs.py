@@ -80,7 +80,7 @@ class DepthwiseSpec:
         make = make_last if self.last else make_first
         function = make(self.tile, self.a, self.out, self.program, self.taps, self.steps)
         function.label = self.label
-        integers = [INTEGER] * (22 if self.last else 20)
+        integers = [INTEGER] * (22 if self.last else 21)
         return function, (self.a, self.tile.dtype, self.out, *[uint8] * 3, *integers, WORKER)
 
 
