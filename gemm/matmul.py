@@ -37,7 +37,7 @@ def matmul(x1: Any, x2: Any, /, out: Any = None, **keywords: Any) -> Any:
     Device arrays (any object with `__cuda_array_interface__` or DLPack on a device) are multiplied
     where they are, on the caller's stream, and the result is of the caller's kind; device='cuda'
     sends host arrays there and back. They take dtype, split_k, precision ('tf32', 'tf32x3'),
-    scale_a, scale_b and fast (gemm/device.py).
+    scale_a, scale_b and fast (gemm/device).
 
     dtype and result are NumPy's, except that ml_dtypes' bfloat16 and float8 stay what they are.
     Raises ValueError for shapes that do not match or a read-only `out`, TypeError for casts that

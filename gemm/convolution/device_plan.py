@@ -99,7 +99,7 @@ class Images:
     def described(self, backend, name: str, channels: int, pixels: int):
         """Arguments of `image_map`, without the address; channels, pixels: of a box."""
         extents = [self.channels, *(a.extent for a in reversed(self.axes)), self.images]
-        steps, least = [], products._round(self.channels * self.dtype.size, ALIGNED)
+        steps, least = [], products.round_up(self.channels * self.dtype.size, ALIGNED)
         for extent, step in zip(
             extents[1:], [*reversed(self.pitches), self.image_step], strict=True
         ):
@@ -130,7 +130,7 @@ class Filters:
         for outer, inner in zip(rows, rows[1:], strict=False):
             if outer[1] != inner[0] * inner[1]:
                 return None
-        return rows[-1][1] if rows else products._round(self.channels * self.dtype.size, ALIGNED)
+        return rows[-1][1] if rows else products.round_up(self.channels * self.dtype.size, ALIGNED)
 
 
 class ImageMaps(dict):
@@ -171,7 +171,7 @@ def copier(backend, device, dtype: DType, shape, source, target):
         raise ValueError(f"an array of shape {tuple(shape)} has too many irregular axes to copy")
     matrix = Matrix(rows, extent, from_row, from_k, dtype, True)
     plan = choice.pack_plan(dtype, matrix.near())
-    return products._pack(backend, device, plan, matrix, axes, to_row, 0)
+    return products.launch_pack(backend, device, plan, matrix, axes, to_row, 0)
 
 
 def folds(images: Images, groups: int) -> int:
@@ -201,7 +201,7 @@ def _padded(backend, device, dtype: DType, outer, inner: Axis, pitch: int, chann
     seen = Images(dtype, count, 1, step, 0, axes, (row_pitch, pitch, channel_step), True)
     plan = replace(choice.pack_plan(dtype, "k"), image=True)
     matrix = Matrix(count * rows, len(inner.offsets) * each, 0, dtype.size, dtype, True)
-    return products._pack(backend, device, plan, matrix, (), line, 0, seen.rule())
+    return products.launch_pack(backend, device, plan, matrix, (), line, 0, seen.rule())
 
 
 def folded(backend, device, images: Images, filters: Filters, each: int):
@@ -216,7 +216,7 @@ def folded(backend, device, images: Images, filters: Filters, each: int):
     size, axis = images.dtype.size, images.axes[-1]
     taps, first = len(axis.offsets), axis.offsets[0]
     pitch, positions = each * axis.step * size, (axis.count - 1) * axis.step + taps
-    line = products._round(positions * each * size, pitch)
+    line = products.round_up(positions * each * size, pitch)
     extents = [1, *(a.extent for a in images.axes[:-1])][-1], [0, *images.pitches[:-1]][-1]
     read = Axis(axis.extent, 1, 1, tuple(range(first, first + positions)))
     run_a = _padded(backend, device, images.dtype, ((images.images, images.image_step), extents),
@@ -229,7 +229,7 @@ def folded(backend, device, images: Images, filters: Filters, each: int):
         axes=(*images.axes[:-1], windows), pitches=(line, pitch)[-images.rank :], aligned=True,
     )  # fmt: skip
     outer = ((1, 0), *filters.tap_steps[:-1])[-1]
-    width = products._round(taps * each * size, ALIGNED)
+    width = products.round_up(taps * each * size, ALIGNED)
     run_b = _padded(backend, device, filters.dtype, ((filters.count, filters.filter_step), outer),
                     Axis(taps, 1, 1, tuple(range(taps))), filters.tap_steps[-1][1],
                     filters.channels, filters.channel_step, each, width)  # fmt: skip
@@ -246,20 +246,20 @@ def folded(backend, device, images: Images, filters: Filters, each: int):
 
 def _ring(backend, device, plan, s: Signature, images: Images, filters: Filters) -> Launch:
     """A launch of `make_ring_kernel` whose A the copy engine gathers."""
-    kernel = products._kernel(backend, device, plan)
+    kernel = products.load_kernel(backend, device, plan)
     m, n, name = s.a.rows, s.b.rows, s.a.dtype.name
     bm, _, bk = plan.block
     groups, x_step, w_step, c_step = (*s.batch, (1, 0, 0, 0))[0]
-    # Rows beyond the operands are not asked for, as in `products._box`.
-    pixels = min(bm, products._round(m, 8))
-    share = min(plan.share[0], products._round(n, 8))
+    # Rows beyond the operands are not asked for, as in `products.box_of`.
+    pixels = min(bm, products.round_up(m, 8))
+    share = min(plan.share[0], products.round_up(n, 8))
     described = images.described(backend, name, bk, pixels)
     if groups > 1:
         # Each group reads its channels of the one map.
         channels = x_step // s.a.dtype.size * groups
         described = (described[0], (channels, *described[1][1:]), *described[2:])
     extents = (filters.channels, n, filters.taps, groups)
-    steps, least = [], products._round(filters.channels * s.b.dtype.size, ALIGNED)
+    steps, least = [], products.round_up(filters.channels * s.b.dtype.size, ALIGNED)
     given = (filters.filter_step, filters.tap_step() or 0, w_step)
     for extent, step in zip(extents[1:], given, strict=True):
         steps.append(step if extent > 1 else least)
@@ -268,7 +268,7 @@ def _ring(backend, device, plan, s: Signature, images: Images, filters: Filters)
     c_box: Any = None
     if plan.store == "box" and plan.program is None:
         size = s.out.size
-        row = s.c_row if m > 1 else products._round(n * size, ALIGNED)
+        row = s.c_row if m > 1 else products.round_up(n * size, ALIGNED)
         box = (min(128 // size, plan.tile.columns), plan.tile.box_rows)
         c_box = (backend.box_kind(s.out.name), (n, m), (row,), box, True)
         if plan.batched:
@@ -281,7 +281,7 @@ def _ring(backend, device, plan, s: Signature, images: Images, filters: Filters)
             )
     down, across, rows, columns = walk(plan, m, n)
     spans = rows * columns * groups
-    grid = products._spread(spans * plan.peers, device.units * plan.teams_per_unit, plan.peers)
+    grid = products.spread(spans * plan.peers, device.units * plan.teams_per_unit, plan.peers)
     steps_k = images.taps * -(-images.channels // bk)
     expected = (pixels + plan.peers * share) * bk * s.a.dtype.size
     tail = (m, n, steps_k, expected, 0, rows, columns, spans, groups, images.channels, 0, 1, 0,
@@ -302,12 +302,12 @@ def _lanes(backend, device, s: Signature, images: Images, unit: str, kind: str) 
     last = abs(images.channel_step) <= min(map(abs, images.pitches))
     near = ("k" if last else "rows", s.b.near())
     along = ("k", "k") if unit == "matrix" else near
-    plan = products._team_plan(device.target, unit, kind, s, acc, along, "held", near, False)
+    plan = products.team_plan(device.target, unit, kind, s, acc, along, "held", near, False)
     plan = replace(plan, image=images.rank)
-    kernel = products._kernel(backend, device, plan)
+    kernel = products.load_kernel(backend, device, plan)
     down, across, rows, columns = walk(plan, s.a.rows, s.b.rows)
     spans = rows * columns * s.count
-    tail = (products._table(s.batch) + images.rule(), s.a.rows, s.b.rows, s.a.depth, 0, 0,
+    tail = (products.table_of(s.batch) + images.rule(), s.a.rows, s.b.rows, s.a.depth, 0, 0,
             s.b.k_step, s.b.row_step, s.c_row, rows, columns, spans, down, across)  # fmt: skip
     launch = kernel.bind(min(spans, device.units * 16), *tail)
 
@@ -389,7 +389,7 @@ def _wide(backend, device, s: Signature, images: Images, filters: Filters, unit,
         # Channels of all groups last, pixels in lines of whole 16 bytes.
         channels = images.channels * groups
         extents = [a.extent for a in images.axes]
-        line = products._round(channels * size, ALIGNED)
+        line = products.round_up(channels * size, ALIGNED)
         shape = (images.images, *extents, channels)
         steps = (*contiguous(shape[:-1], line), size)
         source = (images.image_step, *images.pitches, images.channel_step)
@@ -407,7 +407,7 @@ def _wide(backend, device, s: Signature, images: Images, filters: Filters, unit,
     )
     adjacent = filters.channel_step == size or filters.channels == 1
     if not (even and adjacent and tap_step is not None):
-        line = products._round(filters.channels * size, ALIGNED)
+        line = products.round_up(filters.channels * size, ALIGNED)
         taps = [e for e, _ in filters.tap_steps]
         shape = (groups, filters.count, *taps, filters.channels)
         steps = (*contiguous(shape[:-1], line), size)
@@ -434,7 +434,7 @@ def _wide(backend, device, s: Signature, images: Images, filters: Filters, unit,
                             peers, chain, 1, store, groups > 1, program=s.program,
                             teams=teams)  # fmt: skip
     plan = replace(plan, image=images.rank)
-    return products._after_packs(device, packs, _ring(backend, device, plan, s, images, filters))
+    return products.after_packs(device, packs, _ring(backend, device, plan, s, images, filters))
 
 
 def rows_step(shape, steps) -> int | None:
@@ -470,13 +470,13 @@ def prepare(backend, device, x, w, c_row: int, c_aligned: bool, axes: tuple[Axis
     b = Matrix(n, depth, w.strides[0], w.strides[1], w.dtype, filters.aligned)
     s = Signature(a, b, out, c_row, c_aligned, batch, program=program)
     if depth == 0:
-        return products._any_batch(backend, device, s, None)
+        return products.any_batch(backend, device, s, None)
     lines = products.merged((x.shape[0], *(a.extent for a in axes)), (x.strides[0], *x.strides[2:]))
     whole = pointwise(axes) and all(a.count == a.extent for a in axes)
     if groups == 1 and len(lines) < 2 and whole:
         step = lines[0][1] if lines else a.dtype.size
         s = replace(s, a=replace(a, row_step=step, k_step=images.channel_step))
-        return products._any_batch(backend, device, s, None)
+        return products.any_batch(backend, device, s, None)
     unit, kind = unit_of(device.target, s, images, groups)
     route = _wide if unit == "wide" else _one_step
     return route(backend, device, s, images, filters, unit, kind)
@@ -501,6 +501,6 @@ def _one_step(backend, device, s, images: Images, filters: Filters, unit, kind) 
             b = replace(s.b, row_step=steps[1], k_step=size)
             s = replace(s, b=b, batch=tuple((e, x, steps[0], z) for e, x, _, z in s.batch))
             launch = _lanes(backend, device, s, images, unit, kind)
-            return products._after_packs(device, [(1, steps[0] * s.count, run)], launch)
+            return products.after_packs(device, [(1, steps[0] * s.count, run)], launch)
     s = replace(s, b=replace(s.b, k_step=step))
     return _lanes(backend, device, s, images, unit, kind)

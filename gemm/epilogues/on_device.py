@@ -54,7 +54,7 @@ def matmul(backend: Any, a: Any, b: Any, out: Any, program: Any, *, precision: A
     a (..., M, K), b (..., K, N): device arrays; out: a device array for the main output, or a dict
     by output name, none of which overlaps a or b. Operands are device arrays or numbers. The
     numerics and the errors are those of the host, whose dtypes an operand must have already:
-    nothing is converted or copied. precision, fast: see gemm/device.py.
+    nothing is converted or copied. precision, fast: see gemm/device.
     """
     bound = bind(program)
     given = out if isinstance(out, dict) else {} if out is None else {"": out}
@@ -334,7 +334,7 @@ def _even(problem: Problem, key: str, x: np.ndarray) -> None:
 def _prepared(backend, device, va, vb, batch, acc: DType, program: Program, precision, fast, k):
     """The launch of a product whose write-back is the program."""
     m, n = va.shape[-2], vb.shape[-1]
-    a_steps, b_steps = (products._broadcast(batch, v) for v in (va, vb))
+    a_steps, b_steps = (products.broadcast(batch, v) for v in (va, vb))
     rows = products.merged(batch, a_steps, b_steps, [0] * len(batch))
     if len(rows) > 2:
         raise ValueError(

@@ -43,7 +43,7 @@ class Cell(int):
 
 
 class Device:
-    """What gemm/device.py asks of a device; addresses are made up, each array far from the next."""
+    """What gemm/device asks of a device; addresses are made up, each array far from the next."""
 
     units, index = 1, 0
 
@@ -174,7 +174,7 @@ def plan_table(plan, kinds, i: int) -> bool:
 
 
 def backend_on(target: str):
-    """A backend, as gemm/device.py uses one, on a new pretended device `.on`."""
+    """A backend, as gemm/device uses one, on a new pretended device `.on`."""
     on = Device(target)
 
     def view(x):
