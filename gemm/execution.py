@@ -157,7 +157,7 @@ class Prepared:
         blocks, tile = plan.blocks, plan.spec.tile
         self.plan_level = plan.level
         size = tile.dtype.size
-        a_room, b_room = planning.rooms(blocks, tile, plan.spec.unpacked_a)
+        a_room, b_room = planning.rooms(blocks, tile, plan.spec.unpacked_a, plan.spec.group)
         self.home_rs = blocks.band * size if scratch_home else 0
         # One K block needs no home; several rest in `out` or in the scratch.
         home = blocks.mc * self.home_rs if k > blocks.kc else 0

@@ -11,8 +11,17 @@ from dataclasses import dataclass, replace
 
 from gemm.microkernels.dtypes import DType, TileShape, uint8
 
+from .halves import in_halves
+
 INTEGER = "integer"
 WORKER = "worker"  # the index that the team passes, always last
+
+
+def group_of(tile: TileShape, a: DType, units: tuple[DType, DType] | None) -> int:
+    """Values of k in an element of a panel of vectors: whole blocks count otherwise."""
+    if units is None or tile.block > 1 or in_halves(a, units):
+        return 1
+    return units[0].group
 
 
 @dataclass(frozen=True)
@@ -39,6 +48,10 @@ class KernelSpec:
     unpacked_a: bool = False
     triangle: bool = False
     sizes: object = None
+
+    @property
+    def group(self) -> int:
+        return group_of(self.tile, self.a, self.units)
 
     def unpacked(self) -> KernelSpec:
         """The same on rows of A in place. More steps of k in a row would have their factors

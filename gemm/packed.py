@@ -26,7 +26,7 @@ from . import operands
 from . import plan as planning
 from .execution import batches, execute
 from .halves import in_halves
-from .kernels import KernelSpec
+from .kernels import KernelSpec, group_of
 from .planner import panels, workers_for
 from .targets import accumulator, element_type, levels, parse_kernel
 from .threads import checked, get_num_threads
@@ -70,9 +70,10 @@ def pack(b: Any, *, kernel: str | None = None) -> PackedOperand:
     acc = accumulator(kind, kind)
     tile, units = panels(level, kind, kind, kind, acc, shape)
     whole = units[0] if units is not None and tile.block > 1 else None
+    group = group_of(tile, kind, units)
     if named is None:
-        kc = planning.fit(planning.cache_blocks(tile, machine().caches, whole), tile, 1, 1,
-                          len(b), False, whole).kc  # fmt: skip
+        kc = planning.fit(planning.cache_blocks(tile, machine().caches, whole, group), tile, 1,
+                          1, len(b), False, whole).kc  # fmt: skip
     else:
         kc = planning.round_up(max(1, named[1]), 4 if whole is None else whole.group)
     unit = None if units is None else units[1]
@@ -124,7 +125,7 @@ def _plan(level, tile, units, kind, m, n, k, kc, batch, scratch_home, allowed):
     workers = workers_for(level, tile.dtype, m * n * k * batch, allowed)
     team = planning.partition(batch, m, n, tile, workers)
     unit = units[0] if units is not None and tile.block > 1 else None
-    blocks = planning.fit(planning.cache_blocks(tile, machine().caches, unit), tile,
+    blocks = planning.fit(planning.cache_blocks(tile, machine().caches, unit, spec.group), tile,
                           -(-m // team[1]), -(-n // team[2]), k, scratch_home, unit)  # fmt: skip
     blocks = planning.replace(blocks, kc=kc)
     return planning.Plan(level, spec, blocks, team, ("B comes packed",))

@@ -68,10 +68,11 @@ def balanced(extent: int, largest: int, step: int) -> int:
     return min(round_up(largest, step), round_up(-(-extent // parts), step))
 
 
-def cache_blocks(tile, caches, unit=None) -> Blocks:
+def cache_blocks(tile, caches, unit=None, group: int = 1) -> Blocks:
     """The block sizes of an unbounded problem on a machine with these three caches.
 
-    caches: objects with size (bytes), ways and shared_by. unit: of panels for whole blocks.
+    caches: objects with size (bytes), ways and shared_by. unit: of panels for whole blocks. group:
+    values of k in an element of a panel.
     """
     size = tile.dtype.size if unit is None else unit.size // unit.group
     deep = 16 if unit is None else unit.group
@@ -83,6 +84,9 @@ def cache_blocks(tile, caches, unit=None) -> Blocks:
     if unit is not None:
         # Blocks take both panels from the second level as fast, and partial tiles cost more.
         kc = int(1.35 * l1.size / (NR * size))
+    if group > 1:
+        # A step of the kernel takes a group, so C passes more often; B may stream.
+        kc = int(min(0.6 * l1.size / (MR * size), DEEPEST_GROUPS))
     kc = max(deep, kc // deep * deep)
     # Second level: two fifths of it, for A and C pass through and a sibling may share it.
     share = l2.size / max(1, l2.shared_by)
@@ -90,7 +94,7 @@ def cache_blocks(tile, caches, unit=None) -> Blocks:
     nc = max(NR, min(int(0.4 * share / (kc * size * tile.dtype.components)), 2048) // NR * NR)
     share = l3.size / max(1, l3.shared_by) * max(1, l3.ways - 1) / l3.ways
     mc = max(MR, min(int(share / (kc * size)), 4096) // MR * MR)
-    return Blocks(mc, kc, nc, 1 << 40)
+    return Blocks(mc, kc * group, nc, 1 << 40)
 
 
 def unpacked_blocks(blocks: Blocks, tile, caches) -> Blocks:
@@ -105,12 +109,15 @@ def unpacked_blocks(blocks: Blocks, tile, caches) -> Blocks:
     return replace(blocks, mc=mc, kc=kc, nc=nc)
 
 
-def rooms(blocks: Blocks, tile, unpacked_a: bool = False) -> tuple[int, int]:
-    """Bytes of a worker's packed A and packed B; unpacked_a: of A one panel at most is copied."""
+def rooms(blocks: Blocks, tile, unpacked_a: bool = False, group: int = 1) -> tuple[int, int]:
+    """Bytes of a worker's packed A and packed B; unpacked_a: of A one panel at most is copied;
+    group: values of k in an element of a panel."""
     size = tile.dtype.size
     slack = 64 * tile.lanes
     # Panels of 32-bit integers in halves have rows for one and a half times K (halves.py).
-    rows = (blocks.kc + 1) * 3 // 2 if tile.dtype.name == "int32" else blocks.kc + 1
+    rows = -(-blocks.kc // group) + 1
+    if tile.dtype.name == "int32" and group == 1:
+        rows = rows * 3 // 2
     # Beside its panels B's room holds the column sums of a dot-product kernel.
     panels = blocks.nc * rows * size * tile.dtype.components
     high = tile.rows if unpacked_a else blocks.mc
@@ -119,6 +126,8 @@ def rooms(blocks: Blocks, tile, unpacked_a: bool = False) -> tuple[int, int]:
 
 DEEPEST = 384  # KC beyond which C's traffic is small anyway
 DEEPEST_UNPACKED = 1024
+DEEPEST_GROUPS = 512
+BAND = 2048  # columns of a scratch home: each band packs A once more
 
 
 def fit(blocks: Blocks, tile, m: int, n: int, k: int, scratch_home: bool, unit=None) -> Blocks:
@@ -134,7 +143,7 @@ def fit(blocks: Blocks, tile, m: int, n: int, k: int, scratch_home: bool, unit=N
     nc = balanced(n, blocks.nc, tile.columns)
     # One block of K rests nowhere.
     rests = scratch_home and k > kc
-    band = nc * max(1, 512 // nc) if rests else round_up(max(n, 1), tile.columns)
+    band = min(nc * max(1, BAND // nc), round_up(max(n, 1), nc)) if rests else round_up(max(n, 1), tile.columns)
     return replace(blocks, mc=mc, kc=kc, nc=nc, band=band)
 
 

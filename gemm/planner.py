@@ -278,7 +278,7 @@ def _blocked(level, shape, named, a, b, out, acc, m, n, k, batch, scratch_home, 
     spec = KernelSpec("blocked", tile, a, b, out, program=program, units=units, resume=resume)
     spec = spec.unpacked() if unpacked else spec
     splits = (True, True) if program is None else program.splits
-    blocks = planning.cache_blocks(tile, caches, unit)
+    blocks = planning.cache_blocks(tile, caches, unit, spec.group)
     blocks = planning.unpacked_blocks(blocks, tile, caches) if unpacked else blocks
     kind = unit_of(level)[0] if unit is None else unit_of(level)[0].blocks
     if in_halves(a, units):
