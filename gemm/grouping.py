@@ -139,6 +139,29 @@ def make_pack_groups(panel: int, lanes: int, source: DType, unit: DType):
             t = tile_transpose(tile_load(square, recast(from_, uint16), along, left - first, lanes))
         tile_store(shift(dst, at * 4), step, t, lanes, lanes)
 
+    finished = ordered if whole_units else halves
+
+    def order_rows(dst, rows):
+        # All but the overhang, which the next units overwrite.
+        for p in range(rows):
+            row = shift(dst, p * step)
+            for piece in range(pieces):
+                here = shift(row, piece * lanes * 4)
+                room = min(lanes, panel - piece * lanes)
+                store_lanes(here, finished(load_lanes(here, lanes, room)), room)
+
+    def order_vectors(dst, rows):
+        # The next row is read before its beginning is overwritten: whole vectors, and no load
+        # waits for a store that it overlaps. The last store ends in a row that is still to come.
+        v = load_lanes(dst, lanes, lanes)
+        for _ in range(rows):
+            following = load_lanes(shift(dst, step), lanes, lanes)
+            store_lanes(dst, finished(v), lanes)
+            v = following
+            dst = shift(dst, step)
+
+    put_in_order = order_vectors if pieces == 1 else order_rows
+
     def pack_transposed(dst, src, along, left, units):
         # All but the last block of units; returns how many were packed.
         whole = max(0, units - 1) // lanes
@@ -146,17 +169,7 @@ def make_pack_groups(panel: int, lanes: int, source: DType, unit: DType):
             for back in range(pieces):
                 block(shift(dst, count * lanes * step), shift(src, count * lanes * group * size),
                       along, left, (pieces - 1 - back) * lanes)  # fmt: skip
-        # In order now, all but the overhang, which the next units overwrite.
-        for p in range(whole * lanes):
-            row = shift(dst, p * step)
-            for piece in range(pieces):
-                here = shift(row, piece * lanes * 4)
-                room = min(lanes, panel - piece * lanes)
-                v = load_lanes(here, lanes, room)
-                if whole_units:
-                    store_lanes(here, ordered(v), room)
-                else:
-                    store_lanes(here, halves(v), room)
+        put_in_order(dst, whole * lanes)
         return whole * lanes
 
     def one_unit(dst, src, across, left_k):

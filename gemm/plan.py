@@ -143,7 +143,11 @@ def fit(blocks: Blocks, tile, m: int, n: int, k: int, scratch_home: bool, unit=N
     nc = balanced(n, blocks.nc, tile.columns)
     # One block of K rests nowhere.
     rests = scratch_home and k > kc
-    band = min(nc * max(1, BAND // nc), round_up(max(n, 1), nc)) if rests else round_up(max(n, 1), tile.columns)
+    band = (
+        min(nc * max(1, BAND // nc), round_up(max(n, 1), nc))
+        if rests
+        else round_up(max(n, 1), tile.columns)
+    )
     return replace(blocks, mc=mc, kc=kc, nc=nc, band=band)
 
 
