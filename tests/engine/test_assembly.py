@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from gemm.microkernels.dtypes import DTYPES, TileShape
+from gemm.microkernels.dtypes import DTYPES, DType, TileShape
 from gemm.microkernels.outer_product import make_outer_product, make_outer_product_ahead
 from gemm.microkernels.selection import illegal
 from gemm.microkernels.vocabulary import shift, tile_load, tile_store
@@ -104,6 +104,29 @@ def test_the_loop_over_rows_in_place_holds_no_spill(level, ways, dtype):
     # %rbp is a row's address here.
     assert not [operands for _, operands in loop if "%rsp" in operands]
     assert sum(name == "prefetcht1" for name, _ in loop) == 2
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_the_blocked_kernel_asks_for_the_next_rows(dtype):
+    """Of the whole kernel, whose loops call what the test above looks at alone."""
+    from numba.core.types import intp
+
+    from gemm.backends import compiler, values
+    from gemm.backends.cpu import kernels
+    from gemm.kernels import KernelSpec
+
+    shape, kind = tile_in_place("avx512", dtype, 12), DTYPES[dtype]
+
+    def asked_for(spec):
+        function, arguments = spec.build()
+        kinds = [values.Pointer(x) if isinstance(x, DType) else intp for x in arguments]
+        target = kernels.target_of(ALL_LEVELS["avx512"])
+        found = loops(compiler.compile_assembly(function, kinds, target))
+        return [sum(line.startswith("prefetcht1") for line in loop) for loop in found]
+
+    spec = KernelSpec("blocked", shape, kind, kind, kind)
+    assert 2 in asked_for(spec.unpacked())
+    assert not any(asked_for(spec))
 
 
 def stack_traffic(loop) -> list[str]:
