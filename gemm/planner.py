@@ -184,6 +184,7 @@ def panel_units(level: str, a: DType, b: DType, out: DType, acc: DType):
     if level == "reference":
         level = next(iter(levels()), "")
     known = described()[level].units if level in described() else ()
+    whole_products = level in described() and described()[level].whole_products
     names = {a.name, b.name}
     if acc.kind == "c":
         # Real factors, in the order of the complex chain (components.py).
@@ -193,7 +194,7 @@ def panel_units(level: str, a: DType, b: DType, out: DType, acc: DType):
     if acc.name != "int32":
         return None
     # vpdpbusd and its like take an unsigned and a signed side.
-    if names in ({"int32"}, {"uint32"}) and "int8x4" in known:
+    if names in ({"int32"}, {"uint32"}) and "int8x4" in known and not whole_products:
         # In halves (halves.py), where two products of 16 bits are one instruction.
         return UNITS["int16x2"], UNITS["int16x2"]
     mixed = names <= {"int8", "uint8"} and b.name == "int8"

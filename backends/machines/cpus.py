@@ -22,6 +22,8 @@ class CPULevel:
     unit: VectorUnit
     fused: bool = True
     units: tuple[str, ...] = ()  # panel units of its dot products
+    # Whether products of 32-bit integers are quick enough to need no halves (gemm/halves.py).
+    whole_products: bool = field(default=False, repr=False)
 
 
 def _flags(text: str) -> frozenset[str]:
@@ -58,6 +60,7 @@ LEVELS = (
         _flags(_AVX512_FLAGS + " avx512_vnni avx512_bf16 fast_bf16_pairs"),
         VectorUnit(registers=32, bytes=64, latency=4, ports=2),
         units=("int16x2", "int8x4", "bfloat16x2"),
+        whole_products=True,  # its machines multiply as fast as they add
     ),
     CPULevel(
         "avx512_vnni",

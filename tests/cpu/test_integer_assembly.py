@@ -6,6 +6,7 @@ from engine.test_assembly import main_loop, stack_traffic
 
 from gemm.microkernels.dtypes import DTYPES, TileShape
 from gemm.microkernels.selection import illegal, select_tile
+from gemm.planner import panel_units
 
 # (level, dtype): the multiplication and how many an accumulator and step take.
 MULTIPLY = {
@@ -35,3 +36,9 @@ def test_the_floats_tile_would_spill():
     shape = TileShape(floats.rows, floats.vectors, unit.lanes(DTYPES["int32"]), DTYPES["int32"])
     assert "registers" in illegal(shape, unit)
     assert stack_traffic(main_loop("avx2", "int32", shape))
+
+
+@pytest.mark.parametrize("level, units", [("avx512_bf16", None), ("avx512_vnni", "int16x2")])
+def test_halves_only_where_whole_products_are_slow(level, units):
+    found = panel_units(level, *[DTYPES["int32"]] * 4)
+    assert (found and found[0].name) == units
