@@ -62,6 +62,7 @@ RULES: dict[Callable, Callable] = {
     words.negate: lambda a: a,
     words.absolute: lambda a: a,
     words.fused: _same,
+    words.reciprocal: lambda a: a,
     words.square_root: lambda a: a,
     words.round_even: lambda a: a,
     words.less: _mask,
@@ -181,6 +182,10 @@ def lower_fused(context, builder, sig, args):
     return _intrinsic(builder, f"llvm.fma.{_mangle(a.type)}", a.type, [a, b, c])
 
 
+def lower_reciprocal(context, builder, sig, args):
+    return builder.fdiv(ir.Constant(args[0].type, [1.0] * args[0].type.count), args[0])
+
+
 def lower_square_root(context, builder, sig, args):
     return _intrinsic(builder, f"llvm.sqrt.{_mangle(args[0].type)}", args[0].type, args)
 
@@ -280,6 +285,7 @@ LOWERINGS: dict[Callable, Callable] = {
     words.negate: lower_negate,
     words.absolute: lower_absolute,
     words.fused: lower_fused,
+    words.reciprocal: lower_reciprocal,
     words.square_root: lower_square_root,
     words.less: _compare("<"),
     words.less_equal: _compare("<="),

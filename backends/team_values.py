@@ -134,6 +134,11 @@ values.RULES.update(
         team.lanes: lambda: types.intp,
         team.lanes_sync: lambda: types.none,
         team.lane_value: lambda x, other: x,
+        team.elements_of: lambda words, d: values.Lanes(
+            values.constant(d).computed, 4 * words.lanes // values.constant(d).size
+        ),
+        team.misalignment: lambda p, n: types.intp,
+        team.aligned: lambda p, n: values.Pointer(p.dtype, p.space, values.constant(n)),
         team.group_lane: lambda: types.intp,
         team.group_lanes: lambda: types.intp,
         team.group_sync: lambda: types.none,

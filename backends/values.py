@@ -36,11 +36,12 @@ CONSTANTS = (DType, TileShape, StageShape, TeamTile)
 
 
 class Pointer(types.Type):
-    """An address of elements of `dtype`; `space` is LLVM's address space."""
+    """An address of elements of `dtype`, known to be a multiple of `align` bytes; `space` is
+    LLVM's address space."""
 
-    def __init__(self, dtype: DType, space: int = 0):
-        self.dtype, self.space = dtype, space
-        super().__init__(f"Pointer({dtype}, {space})")
+    def __init__(self, dtype: DType, space: int = 0, align: int = 1):
+        self.dtype, self.space, self.align = dtype, space, align
+        super().__init__(f"Pointer({dtype}, {space}, {align})")
 
 
 def vector_type(dtype: DType, lanes: int):
@@ -122,7 +123,7 @@ def element(ty) -> DType:
 
 
 RULES: dict[Callable, Callable] = {
-    words.shift: lambda p, n: p,
+    words.shift: lambda p, n: Pointer(p.dtype, p.space),
     words.recast: lambda p, d: Pointer(constant(d), p.space),
     words.load: lambda p: scalar(p.dtype),
     words.store: lambda p, x: types.none,

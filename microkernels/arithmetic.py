@@ -82,6 +82,11 @@ def divide(a, b):
     return _quiet(np.divide, a, b)
 
 
+def reciprocal(a):
+    """1 / a of floats, 1 <= a <= 2^64 or NaN: as `divide` rounds it, without the cases beyond."""
+    return np.divide(a.dtype.type(1), a)
+
+
 def negate(a):
     """-a; of a float only the sign bit changes; complex too."""
     return _quiet(np.negative, a)

@@ -554,6 +554,22 @@ def lane_value(x, other):
     return x
 
 
+def misalignment(p, n):
+    """Bytes from the last multiple of n, a power of two, to the address p."""
+    return p.offset % n
+
+
+def aligned(p, n):
+    """p, whose address the caller knows to be a multiple of n bytes."""
+    return p
+
+
+def elements_of(words, dtype):
+    """The same bits, lanes of int32, as elements of `dtype`, widened to its compute type."""
+    raw = np.asarray(words, np.int32).view(storage(dtype))
+    return raw.astype(computed(dtype))
+
+
 def group_lane():
     """Index of this lane in its group."""
     return 0
@@ -642,6 +658,9 @@ WORDS = (
     lanes,
     lanes_sync,
     lane_value,
+    misalignment,
+    aligned,
+    elements_of,
     group_lane,
     group_lanes,
     group_sync,

@@ -38,6 +38,7 @@ from .arithmetic import (
     multiply,
     negate,
     opposite,
+    reciprocal,
     select,
     shift_left,
     shift_right,
@@ -239,7 +240,7 @@ def make_sigmoid(dtype: DType):
     def sigmoid(x):
         one = fill(x, 1.0)
         e = exp(negate(absolute(x)))
-        s = divide(one, add(one, e))
+        s = reciprocal(add(one, e))
         return select(less(x, fill(x, 0.0)), multiply(e, s), s)
 
     return sigmoid

@@ -18,8 +18,8 @@ NAME = "gemm_kernel"
 SOURCES = (
     *(f"team/{name}.py" for name in ("__init__", "choice", "join", "lanes", "leave", "packing",
                                      "pixels", "plan", "ring", "walk")),
-    *(f"epilogues/{name}.py" for name in ("partials", "program", "team_partials", "team_write_back",
-                                          "transfers", "writer")),
+    *(f"epilogues/{name}.py" for name in ("partials", "program", "team_partials", "team_vectors",
+                                          "team_write_back", "transfers", "writer")),
 )  # fmt: skip
 compiled: list[str] = []  # labels of the kernels compiled by this process, in order
 

@@ -727,7 +727,10 @@ def _drain_elements(builder, tile, dtype, room, first, row_step, rows, left, wid
 
 
 def lower_lane(context, builder, sig, args):
-    return _wide_index(builder, lane_of_warp(builder))
+    # Opaque, so that what follows from it is computed where it is used: kept through a loop over
+    # chunks, the addresses of all rows would not fit the registers beside the tile.
+    (lane,) = ptx(builder, "mov.b32 $0, $1;", [lane_of_warp(builder)], [I32])
+    return _wide_index(builder, lane)
 
 
 def lower_lanes(context, builder, sig, args):
@@ -740,7 +743,14 @@ def lower_lanes_sync(context, builder, sig, args):
 
 def lower_lane_value(context, builder, sig, args):
     other = narrow_int(builder, _intp(context, builder, args[1], sig.args[1]))
-    x = builder.extract_element(args[0], i32(0))
+    out = ir.Constant(args[0].type, ir.Undefined)
+    for at in range(args[0].type.count):
+        x = builder.extract_element(args[0], i32(at))
+        out = builder.insert_element(out, _of_lane(builder, x, other), i32(at))
+    return out
+
+
+def _of_lane(builder, x, other):
     bits = {F32: 32, ir.DoubleType(): 64}.get(x.type) or x.type.width
     raw = builder.bitcast(x, ir.IntType(bits))
     words = [builder.trunc(builder.lshr(raw, ir.Constant(raw.type, at)), I32)
@@ -751,8 +761,16 @@ def lower_lane_value(context, builder, sig, args):
         (moved,) = ptx(builder, text, [word, other], [I32])
         moved = builder.zext(moved, raw.type) if bits > 32 else moved
         out = builder.or_(out, builder.shl(moved, ir.Constant(raw.type, 32 * at)))
-    empty = ir.Constant(args[0].type, ir.Undefined)
-    return builder.insert_element(empty, builder.bitcast(out, x.type), i32(0))
+    return builder.bitcast(out, x.type)
+
+
+def lower_misalignment(context, builder, sig, args):
+    beyond = ir.Constant(I64, values.constant(sig.args[1]) - 1)
+    return builder.and_(builder.ptrtoint(args[0], I64), beyond)
+
+
+def lower_aligned(context, builder, sig, args):
+    return args[0]
 
 
 def lower_group_lane(context, builder, sig, args):
@@ -840,18 +858,32 @@ def _whole(n, lanes: int) -> bool:
     return lanes == 1 or (isinstance(n, ir.Constant) and n.constant >= lanes)
 
 
+def _alignment(pointer) -> int:
+    return max(pointer.dtype.real.size, pointer.align)
+
+
+def _widened(builder, raw, dtype: DType, kind):
+    """A vector as stored, as lanes of type `kind`."""
+    if dtype.name == "float16":
+        half = builder.bitcast(raw, ir.VectorType(ir.HalfType(), raw.type.count))
+        return builder.fpext(half, kind)
+    return widen(builder, raw, dtype)
+
+
+def lower_elements_of(context, builder, sig, args):
+    dtype, kind = values.constant(sig.args[1]), sig.return_type.llvm
+    raw = builder.bitcast(args[0], ir.VectorType(_element_type(dtype), kind.count))
+    return _widened(builder, raw, dtype, kind)
+
+
 def lower_load_lanes(context, builder, sig, args):
     pointer, lanes = sig.args[0], values.constant(sig.args[1])
     dtype = pointer.dtype
     if not _whole(_intp(context, builder, args[2], sig.args[2]), lanes):
         return LANE_WORDS[vocabulary.load_lanes](context, builder, sig, args)
     kind = ir.VectorType(_element_type(dtype), lanes * dtype.components)
-    raw = builder.load(_typed(builder, args[0], kind, pointer.space), align=dtype.real.size)
-    if dtype.name == "float16":
-        return builder.fpext(
-            builder.bitcast(raw, ir.VectorType(ir.HalfType(), lanes)), sig.return_type.llvm
-        )
-    return widen(builder, raw, dtype)
+    raw = builder.load(_typed(builder, args[0], kind, pointer.space), align=_alignment(pointer))
+    return _widened(builder, raw, dtype, sig.return_type.llvm)
 
 
 def _narrowed(context, builder, vector, dtype: DType):
@@ -860,9 +892,22 @@ def _narrowed(context, builder, vector, dtype: DType):
         return builder.bitcast(half, ir.VectorType(I16, vector.type.count))
     if dtype.name == "bfloat16" and vector.type.count == 1 and capability(context) >= 80:
         x = builder.extract_element(vector, i32(0))
-        (raw,) = ptx(builder, "cvt.rn.bf16.f32 $0, $1;", [x], [I16], effect=False)
-        return builder.insert_element(ir.Constant(ir.VectorType(I16, 1), ir.Undefined), raw, i32(0))
+        return _vector_of(
+            builder, ptx(builder, "cvt.rn.bf16.f32 $0, $1;", [x], [I16], effect=False)
+        )
+    if dtype.size < 4 and vector.type.count % 2 == 0:
+        count = vector.type.count
+        x = [builder.extract_element(vector, i32(at)) for at in range(count)]
+        words = _vector_of(builder, _narrow_run(context, builder, x, dtype))
+        return builder.bitcast(words, ir.VectorType(ir.IntType(8 * dtype.size), count))
     return narrow_value(builder, vector, dtype)
+
+
+def _vector_of(builder, elements):
+    out = ir.Constant(ir.VectorType(elements[0].type, len(elements)), ir.Undefined)
+    for at, element in enumerate(elements):
+        out = builder.insert_element(out, element, i32(at))
+    return out
 
 
 def lower_store_lanes(context, builder, sig, args):
@@ -871,7 +916,21 @@ def lower_store_lanes(context, builder, sig, args):
     if not _whole(_intp(context, builder, args[2], sig.args[2]), lanes):
         return LANE_WORDS[vocabulary.store_lanes](context, builder, sig, args)
     raw = _narrowed(context, builder, args[1], dtype)
-    builder.store(raw, _typed(builder, args[0], raw.type, pointer.space), align=dtype.real.size)
+    builder.store(raw, _typed(builder, args[0], raw.type, pointer.space), align=_alignment(pointer))
+
+
+def lower_reciprocal(context, builder, sig, args):
+    """The unit's estimate and one step of Newton's, the division's own way where nothing
+    overflows: it rounds to nearest, and has no branch."""
+    if args[0].type.element != F32:
+        return LANE_TABLE[arithmetic.reciprocal](context, builder, sig, args)
+    text = (
+        "{\n.reg .f32 near, rest, minus;\nrcp.approx.ftz.f32 near, $1;\nneg.f32 minus, $1;\n"
+        "fma.rn.f32 rest, minus, near, 0f3F800000;\nfma.rn.f32 $0, near, rest, near;\n}"
+    )
+    each = [builder.extract_element(args[0], i32(at)) for at in range(args[0].type.count)]
+    found = [ptx(builder, text, [x], [F32], effect=False)[0] for x in each]
+    return _vector_of(builder, found)
 
 
 def lower_load(context, builder, sig, args):
@@ -894,6 +953,7 @@ RULES = {
 LOWERINGS = {
     **LANE_WORDS,
     arithmetic.table_pointer: lower_table_pointer,
+    arithmetic.reciprocal: lower_reciprocal,
     vocabulary.load: lower_load,
     vocabulary.load_lanes: lower_load_lanes,
     vocabulary.store_lanes: lower_store_lanes,
@@ -901,6 +961,9 @@ LOWERINGS = {
     team.lanes: lower_lanes,
     team.lanes_sync: lower_lanes_sync,
     team.lane_value: lower_lane_value,
+    team.elements_of: lower_elements_of,
+    team.misalignment: lower_misalignment,
+    team.aligned: lower_aligned,
     team.group_lane: lower_group_lane,
     team.group_lanes: lower_group_lanes,
     team.group_sync: lower_group_sync,

@@ -19,19 +19,20 @@ STAGE_CYCLES, UNIT_BYTES, MEMORY_BYTES = 130, 48, 2200
 
 
 def wide_block(units: int, m: int, n: int, k: int, size: int, count: int, narrow: bool,
-               least: int = 32, flat: bool = False, plain: bool = True):  # fmt: skip
+               least: int = 32, flat: bool = False, plain: bool = True,
+               single: bool = False):  # fmt: skip
     """(block, peers, teams of a multiprocessor) with the least estimated time.
 
     Waves of blocks, each a chain of stages; a stage costs its products or its bytes, whichever is
     more. narrow: two accumulators an element, or a program with many registers, leave room for
     128 x 128 at most; least: columns in a panel's box; flat: one group down only; plain: small
-    blocks may share a multiprocessor.
+    blocks may share a multiprocessor; single: one group across and down.
     """
     steps = max(1, -(-k * size // 128))
     memory = (m + n) * k * size * count / MEMORY_BYTES
     best = None
     for (bm, bn), share in WIDE_BLOCKS:
-        if bn < least or (narrow and bm * bn > 128 * 128) or (flat and bm > 64):
+        if bn < least or (narrow and bm * bn > 128 * 128) or (single and bm > 64):
             continue
         columns = -(-n // bn)
         small = plain and bm * bn <= 64 * 64

@@ -173,9 +173,20 @@ def _prepare_wide(backend, device, s: Signature, kind: str) -> Launch:
     size = s.a.dtype.size
     least = 128 // size if s.b.along() == "rows" else 32
     flat = "column" in s.partials
-    narrow = bool(chain) or s.exponential
+    # A program with several results needs registers that a larger tile has not.
+    narrow = bool(chain) or s.exponential or flat or s.results > 1
     block, peers, teams = wide_block(
-        device.units, m, n, k, size, s.count, narrow, least, flat, s.program is None and not chain
+        device.units,
+        m,
+        n,
+        k,
+        size,
+        s.count,
+        narrow,
+        least,
+        flat,
+        s.program is None and not chain,
+        flat and "row" in s.partials,
     )
     c_fits = boxable(s)[2] and block[1] * s.out.size >= 128
     plan = plans.wide_plan(

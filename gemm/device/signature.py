@@ -79,6 +79,12 @@ class Signature:
         return {output.kind for output in outputs} - {"tile"}
 
     @property
+    def results(self) -> int:
+        """Outputs of its program that are as large as the product."""
+        outputs = self.program.outputs if self.program else ()
+        return sum(output.kind == "tile" for output in outputs)
+
+    @property
     def exponential(self) -> bool:
         """Whether its program has a log-sum-exp, which takes the registers of half a block."""
         outputs = self.program.outputs if self.program else ()

@@ -22,9 +22,11 @@ def state_bytes(output: Output) -> int:
 
 
 def row_chain(w: Writer, o: int, output: Output, across: int):
-    """Steps in which the values of a row's columns join their chains. A chain is one lane's, and
-    where it has two columns of the chunk, that lane takes the second from the lane that has it.
+    """Steps in which the values of a row's columns join their chains. Chains are one lane's, and
+    where they have two columns of the chunk, that lane takes the second from the lane that has it.
     Every state is read before one is written: they are different, which only we know."""
+    lanes = w.shape.lanes
+    turn = CHAINS // lanes
     _partial_words(w, o, output)
     sums = output.combine == "log_sum_exp"
     none = identity(output.combine, output.dtype)
@@ -32,19 +34,20 @@ def row_chain(w: Writer, o: int, output: Output, across: int):
     inside = "place"
     if output.block:
         inside = f"place - quotient(place, {output.block}) * {output.block}"
-    at = f"(v - quotient(v, {CHAINS}) * {CHAINS}) * {output.dtype.size}"
-    beyond = CHAINS * output.dtype.size
+    at = f"(v - quotient(v, {turn}) * {turn}) * {lanes * output.dtype.size}"
+    second = f"aligned(shift(chain{o}, {CHAINS * output.dtype.size}), {lanes * output.dtype.size})"
 
     def place() -> None:
-        w.put(5, f"chain{o} = shift(s{o}, i * {state_bytes(output)} + {at})")
+        to = f"shift(s{o}, i * {state_bytes(output)} + {at})"
+        w.put(5, f"chain{o} = aligned({to}, {lanes * output.dtype.size})")
 
     def read() -> None:
         w.put(5, f"c{o}_0 = fill(k{o}, {text})")
         w.put(5, f"c{o}_1 = fill(k{o}, 0.0)" if sums else f"c{o}_1 = c{o}_0")
         w.put(5, f"if {inside} >= {CHAINS}:")
-        w.put(6, f"c{o}_0 = load_lanes(chain{o}, 1, 1)")
+        w.put(6, f"c{o}_0 = load_lanes(chain{o}, {lanes}, {lanes})")
         if sums:
-            w.put(6, f"c{o}_1 = load_lanes(shift(chain{o}, {beyond}), 1, 1)")
+            w.put(6, f"c{o}_1 = load_lanes({second}, {lanes}, {lanes})")
 
     def join(depth: int, value: str) -> None:
         if sums:
@@ -60,10 +63,10 @@ def row_chain(w: Writer, o: int, output: Output, across: int):
             join(6, f"other{o}")
 
     def write() -> None:
-        w.put(5, f"if v < {CHAINS} or lanes() == 1:")
-        w.put(6, f"store_lanes(chain{o}, c{o}_0, 1)")
+        w.put(5, f"if v < {turn} or lanes() == 1:")
+        w.put(6, f"store_lanes(chain{o}, c{o}_0, {lanes})")
         if sums:
-            w.put(6, f"store_lanes(shift(chain{o}, {beyond}), c{o}_1, 1)")
+            w.put(6, f"store_lanes({second}, c{o}_1, {lanes})")
 
     return place, read, combine, write
 
@@ -79,7 +82,9 @@ def _partial_words(w: Writer, o: int, output: Output) -> None:
 
 
 def leave_below(w: Writer, o: int, output: Output, depth: int) -> None:
-    w.put(depth, f"store_lanes(shift(b{o}, i * {ROW} + v * {output.dtype.size}), k{o}, 1)")
+    size = w.shape.lanes * output.dtype.size
+    to = f"aligned(shift(d{o}, i * {ROW} + v * {size}), {size})"
+    w.put(depth, f"store_lanes({to}, k{o}, {w.shape.lanes})")
 
 
 def row_turns(w: Writer, o: int, output: Output, across: int, depth: int) -> None:
@@ -129,26 +134,32 @@ def column_chain(w: Writer, o: int, output: Output, rows: int) -> None:
     nothing = f"fill({'zero' if output.dtype.kind == 'f' else 'index'}, {text})"
     start = f"quotient(row, {output.block})" if output.block else "0"
     first = f"row - {start} * {output.block}" if output.block else "row"
-    w.put(4, f"total = {nothing}")
-    w.put(4, f"if {first} > 0:")
-    w.put(5, f"total = load_lanes(shift(q{o}, {start} * qr{o} + place * {size}), 1, 1)")
-    depth = 4
+    w.put(5, f"total = {nothing}")
+    w.put(5, f"if {first} > 0:")
+    w.put(6, f"total = load_lanes(shift(q{o}, {start} * qr{o} + place * {size}), 1, 1)")
+    depth = 5
     if output.block % rows == 0:
         # Nothing begins or ends inside the tile.
-        depth = 5
-        w.put(4, f"if m >= {rows}:")
-        w.put(5, f"for i in range(0, {rows}, 8):")
+        depth = 6
+        w.put(5, f"if m >= {rows}:")
+        w.put(6, f"for i in range(0, {rows}, 8):")
         for e in range(8):
-            w.put(6, f"y{e} = load_lanes(shift(b{o}, (i + {e}) * {ROW} + v * {size}), 1, 1)")
+            w.put(
+                7,
+                f"y{e} = load_lanes(shift(d{o}, (i + {e}) * {ROW} + v * {size}), 1, 1)",
+            )
         for e in range(8):
-            w.put(6, f"total = join{o}(total, y{e})")
-        w.put(5, f"store_lanes(shift(q{o}, {start} * qr{o} + place * {size}), total, 1)")
-        w.put(4, "else:")
+            w.put(7, f"total = join{o}(total, y{e})")
+        w.put(6, f"store_lanes(shift(q{o}, {start} * qr{o} + place * {size}), total, 1)")
+        w.put(5, "else:")
     w.put(depth, f"for i in range(min(m, {rows})):")
     number, inside, ends = _blocks_down(w, o, output, depth + 1)
     w.put(depth + 1, f"if {inside} == 0:")
     w.put(depth + 2, f"total = {nothing}")
-    w.put(depth + 1, f"x = load_lanes(shift(b{o}, i * {ROW} + v * {size}), 1, 1)")
+    w.put(
+        depth + 1,
+        f"x = load_lanes(shift(d{o}, i * {ROW} + v * {size}), 1, 1)",
+    )
     w.put(depth + 1, f"total = join{o}(total, x)")
     # What has not ended rests in the output until the rows below come.
     w.put(depth + 1, f"if {ends} or i + 1 == min(m, {rows}):")
@@ -162,21 +173,21 @@ def column_sums(w: Writer, o: int, output: Output, rows: int) -> None:
     w.scope |= {f"log{o}": make_log(output.dtype), "keep_largest": keep_largest}
     w.scope["INFINITY"] = mathematics.INFINITY
     start = f"quotient(row, {output.block}) * {output.block}" if output.block else "0"
-    w.put(4, "top = fill(zero, -INFINITY)")
-    w.put(4, "total = fill(zero, 0.0)")
-    w.put(4, f"if row - {start} > 0:")
-    w.put(5, f"top = load_lanes(shift(s{o}, place * {size}), 1, 1)")
-    w.put(5, f"total = load_lanes(shift(sums{o}, place * {size}), 1, 1)")
-    w.put(4, f"for i in range(min(m, {rows})):")
-    number, inside, ends = _blocks_down(w, o, output, 5)
-    w.put(5, f"if {inside} == 0:")
-    w.put(6, "top = fill(zero, -INFINITY)")
-    w.put(6, "total = fill(zero, 0.0)")
-    w.put(5, f"x = load_lanes(shift(b{o}, i * {ROW} + v * {size}), 1, 1)")
-    w.put(5, f"total = grow{o}(top, total, x)")
-    w.put(5, "top = keep_largest(top, x)")
-    w.put(5, f"if {ends}:")
+    w.put(5, "top = fill(zero, -INFINITY)")
+    w.put(5, "total = fill(zero, 0.0)")
+    w.put(5, f"if row - {start} > 0:")
+    w.put(6, f"top = load_lanes(shift(s{o}, place * {size}), 1, 1)")
+    w.put(6, f"total = load_lanes(shift(sums{o}, place * {size}), 1, 1)")
+    w.put(5, f"for i in range(min(m, {rows})):")
+    number, inside, ends = _blocks_down(w, o, output, 6)
+    w.put(6, f"if {inside} == 0:")
+    w.put(7, "top = fill(zero, -INFINITY)")
+    w.put(7, "total = fill(zero, 0.0)")
+    w.put(6, f"x = load_lanes(shift(d{o}, i * {ROW} + v * {size}), 1, 1)")
+    w.put(6, f"total = grow{o}(top, total, x)")
+    w.put(6, "top = keep_largest(top, x)")
+    w.put(6, f"if {ends}:")
     to = f"shift(q{o}, {number} * qr{o} + place * {size})"
-    w.put(6, f"store_lanes({to}, add(top, log{o}(total)), 1)")
-    w.put(4, f"store_lanes(shift(s{o}, place * {size}), top, 1)")
-    w.put(4, f"store_lanes(shift(sums{o}, place * {size}), total, 1)")
+    w.put(7, f"store_lanes({to}, add(top, log{o}(total)), 1)")
+    w.put(5, f"store_lanes(shift(s{o}, place * {size}), top, 1)")
+    w.put(5, f"store_lanes(shift(sums{o}, place * {size}), total, 1)")

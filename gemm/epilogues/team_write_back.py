@@ -8,23 +8,26 @@ neighbouring lanes touch neighbouring elements of memory, and rows follow one an
                     +---+---+---+-         for the rows h that this warp of lanes holds
                                              acc -> program -> stores, values of partials
 
-Where a chunk is whole, a lane takes several rows at a time, step by step: loads of all, then the
-program of all, then stores; at an edge, row by row. Partials are in team_partials.py.
+Where a chunk is whole, lanes take vectors of columns and several rows together
+(team_vectors.py); what stands here takes element after element, at edges and where operands are
+spread or not aligned. Partials are in team_partials.py.
 """
 
 from __future__ import annotations
-
-import re
 
 from gemm.microkernels import cooperative
 from gemm.microkernels.cooperative import ROW, TeamTile
 from gemm.microkernels.dtypes import TileShape, uint8
 
-from .partials import CHAINS, identity, partial_value
+from .partials import identity, partial_value
 from .program import Operand, Program
-from .team_partials import column_chain, column_sums, leave_below, row_chain, row_turns, state_bytes
+from .team_partials import column_chain, column_sums, leave_below, row_turns, state_bytes
+from .team_vectors import Vectors
 from .transfers import load_scalar, prepare_operand, prepare_output, put_origin, stored
 from .writer import Writer, literal
+
+# Values on their way down a column: one chunk's while those of the chunk before are summed.
+BUFFERS = 2
 
 
 def room_for(program: Program, kind: str, rows: int) -> int:
@@ -32,7 +35,7 @@ def room_for(program: Program, kind: str, rows: int) -> int:
     if kind == "row":
         sizes = [state_bytes(o) for o in program.outputs if o.kind == "row"]
         return sum(sizes) * rows
-    return sum(o.kind == "column" for o in program.outputs) * rows * ROW
+    return sum(o.kind == "column" for o in program.outputs) * BUFFERS * rows * ROW
 
 
 def illegal(tile: TeamTile, program: Program) -> str:
@@ -73,45 +76,43 @@ def source(tile: TeamTile, program: Program) -> tuple[str, dict[str, object]]:
             prepare_operand(w, i, operand)
     _prepare_outputs(w, tile)
     partials = [(o, x) for o, x in enumerate(program.outputs) if x.kind != "tile"]
+    chunks = tile.columns // width
     # Alone, a program takes all columns and rows; lanes share them.
     w.put(1, f"own = lane() - quotient(lane(), {across}) * {across}")
     w.put(1, f"apart = max(1, quotient(lanes(), {across}))")
-    w.put(1, "high = row_of(TILE, rows_held(TILE) - 1) < m")
-    w.put(1, f"for chunk in range({tile.columns // width}):")
-    w.put(2, "team_spill(TILE, t, room, chunk)")
-    together = _together(tile, program, across)
-    if together > 1:
-        w.put(2, f"if high and (chunk + 1) * {across} <= wide:")
-        _inside(w, tile, partials, across, together)
-        w.put(2, "else:")
-    _edge(w, partials, across, 3 if together > 1 else 2)
+    vectors = Vectors.of(tile, program, w)
     columns = [(o, output) for o, output in partials if output.kind == "column"]
+    if vectors is not None:
+        vectors.prepare(w)
+    w.put(1, f"for chunk in range({chunks}):")
+    for o, _ in columns:
+        w.put(2, f"d{o} = shift(b{o}, (chunk - quotient(chunk, {BUFFERS}) * {BUFFERS})"
+                 f" * {tile.rows * ROW})")  # fmt: skip
+    if vectors is not None:
+        w.put(2, "if chunk < whole:")
+        vectors.put(w, partials)
+        w.put(2, "else:")
+        w.put(3, "team_spill(TILE, t, room, chunk)")
+        _edge(w, partials, across, 3)
+    else:
+        w.put(2, "team_spill(TILE, t, room, chunk)")
+        _edge(w, partials, across, 2)
     if columns:
         w.put(2, "group_sync()")
-        w.put(2, f"for v in range(group_lane(), {across}, group_lanes()):")
-        w.put(3, f"j = chunk * {across} + v")
-        w.put(3, "place = before + j")
-        w.put(3, "if j < wide:")
+        # Lanes that read a spilled tile together take turns; the others go on.
+        w.put(2, "bands = quotient(group_lanes(), lanes())")
+        w.put(2, "if quotient(group_lane(), lanes()) == chunk - quotient(chunk, bands) * bands:")
+        w.put(3, f"for v in range(lane(), {across}, lanes()):")
+        w.put(4, f"j = chunk * {across} + v")
+        w.put(4, "place = before + j")
+        w.put(4, "if j < wide:")
         for o, output in columns:
             (column_sums if output.combine == "log_sum_exp" else column_chain)(
                 w, o, output, tile.rows
             )
-        w.put(2, "group_sync()")
+        if chunks % BUFFERS:
+            w.put(1, "group_sync()")
     return "\n".join(w.lines) + "\n", w.scope
-
-
-def _together(tile: TeamTile, program: Program, across: int) -> int:
-    """Rows that a lane takes at a time where all of a chunk is inside: their chains of operations
-    and their loads overlap. 1: partials along rows need the general order."""
-    for output in program.outputs:
-        if output.kind == "row" and output.block % across:
-            return 1
-    held = tile.rows // 4
-    # As many as fit the registers beside the tile.
-    size = len(program.nodes) * (2 if program.pairs else 1)
-    exponential = any(output.combine == "log_sum_exp" for output in program.outputs)
-    wanted = 1 if exponential else 2 if size > 16 else 8
-    return wanted if held % wanted == 0 and held >= wanted * max(1, 32 // across) else 1
 
 
 def _columns(w: Writer, depth: int, across: int) -> None:
@@ -148,64 +149,6 @@ def _edge(w: Writer, partials, across: int, depth: int) -> None:
             leave_below(w, o, output, depth + 2)
 
 
-def _inside(w: Writer, tile: TeamTile, partials, across: int, together: int) -> None:
-    """`together` rows at a time of a chunk that is whole; lines of the same step follow each
-    other, row after row."""
-    _columns(w, 3, across)
-    w.put(4, f"for g in range(quotient(lane(), {across}), rows_held(TILE) // {together}, apart):")
-    start = len(w.lines)
-    steps: list[list[str]] = []
-
-    def step(write) -> None:
-        write()
-        steps.append(w.lines[start:])
-        del w.lines[start:]
-
-    step(lambda: _loads(w, 5))
-    step(lambda: w.put_nodes(5))
-    step(lambda: _stores(w, 5))
-    for o, output in partials:
-        step(lambda o=o, output=output: w.put(5, f"k{o} = {partial_value(w, output)}"))
-    for o, output in partials:
-        if output.kind == "column":
-            step(lambda o=o, output=output: leave_below(w, o, output, 5))
-        else:
-            if across > CHAINS:
-                step(lambda o=o: w.put(5, f"other{o} = lane_value(k{o}, lane() + {CHAINS})"))
-            for write in row_chain(w, o, output, across):
-                step(write)
-    own = "|".join(
-        f"x{i}_[01]" for i, x in enumerate(w.program.operands) if x.kind in ("tile", "column")
-    )
-    each = rf"i|h|acc[01]|sample|v\d+|k\d+|other\d+|chain\d+|c\d+_[01]{'|' + own if own else ''}"
-    names = re.compile(rf"\b({each})\b")
-    for u in range(together):
-        w.put(5, f"h__{u} = g + {u} * (rows_held(TILE) // {together})")
-        w.put(5, f"i__{u} = row_of(TILE, h__{u})")
-    for lines in steps:
-        for u in range(together):
-            w.lines += [names.sub(rf"\1__{u}", line) for line in lines]
-    rows = [(o, x) for o, x in partials if x.kind == "row"]
-    if not rows:
-        return
-    w.put(3, "lanes_sync()")
-    w.put(3, f"past = before + (chunk + 1) * {across}")
-    for o, output in rows:
-        ends = f"past == width{o}"
-        if output.block:
-            w.put(3, f"number = quotient(past - 1, {output.block})")
-            ends += f" or past == (number + 1) * {output.block}"
-        else:
-            w.put(3, "number = 0")
-        w.put(3, f"if {ends}:")
-        w.put(4, "for h in range(lane(), rows_held(TILE), lanes()):")
-        w.put(5, "i = row_of(TILE, h)")
-        to = f"shift(q{o}, (row + i) * qr{o} + number * qc{o})"
-        value = f"finish{o}(shift(s{o}, i * {state_bytes(output)}))"
-        w.put(5, f"store_lanes({to}, {value}, 1)")
-    w.put(3, "lanes_sync()")
-
-
 def _prepare_outputs(w: Writer, tile: TeamTile) -> None:
     state = below = 0
     for o, output in enumerate(w.program.outputs):
@@ -217,7 +160,7 @@ def _prepare_outputs(w: Writer, tile: TeamTile) -> None:
         elif output.kind == "column":
             w.put(1, f"b{o} = recast(shift(below, {below}), {kind})")
             w.put(1, f"height{o} = table_integer(extra, 0)")
-            below += tile.rows * ROW
+            below += BUFFERS * tile.rows * ROW
 
 
 def _load_one(w: Writer, depth: int, i: int, operand: Operand, p: str, at: str) -> None:

@@ -41,21 +41,24 @@ def wide_plan(facts, kind: str, a: DType, b: DType, out: DType, block=(128, 256)
     multiprocessor, which share its memory and registers."""
     bm, bn = block
     depth = 128 // a.size
-    down = 2 if bm >= 128 else 1
+    # A chain down a column passes through one group at a time.
+    flat = program is not None and any(x.kind == "column" for x in program.outputs)
+    groups = 2 if bm >= 128 else 1
+    down, across = (1, groups) if flat else (groups, 1)
     acc = int32 if a.kind in "iu" else float32
     panel_a = StageShape(bm, depth, a, along[0], "box")
     panel_b = StageShape(bn, depth, b, along[1], "box")
-    tile = TeamTile("wide", bm // down, bn, acc, panel_a, panel_b, kind)
-    accumulators = tile.rows * bn // 128 * (2 if chain else 1)
-    heavy = accumulators > 64
+    tile = TeamTile("wide", bm // down, bn // across, acc, panel_a, panel_b, kind)
+    accumulators = tile.rows * tile.columns // 128 * (2 if chain else 1)
+    heavy = accumulators > (64 if program is None else 32)
     registers = (0, 0)
-    if heavy and down == 2:
+    if heavy and groups == 2:
         registers = (40, 232)
-    plan = TeamPlan(tile, a, b, out, down, 1, 2, 128, peers, band, parts, chain, store, scaled,
+    plan = TeamPlan(tile, a, b, out, down, across, 2, 128, peers, band, parts, chain, store, scaled,
                     batched, registers, teams_per_unit=teams, program=program,
                     sum_of=sum_of)  # fmt: skip
     # A small block needs more stages on their way to fill the memory's latency.
-    rest = down * (plan.room_bytes + plan.partial_bytes())
+    rest = groups * (plan.room_bytes + plan.partial_bytes())
     stages = _stages(facts, rest, plan.stage_bytes, 16, teams)
     return replace(plan, stages=stages)
 

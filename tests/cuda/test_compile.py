@@ -93,9 +93,10 @@ def program_plans():
         facts, bf16 = TARGETS[target], t.bfloat16
         for name, program in programs():
             down = any(output.kind == "column" for output in program.outputs)
+            results = sum(output.kind == "tile" for output in program.outputs)
             if facts.wide:
-                block, peers = ((64, 256), 1) if down else ((128, 256), 2)
-                block = (128, 128) if name == "loss" else block
+                narrow = down or results > 1 or name == "loss"
+                block, peers = (128, 128) if narrow else (128, 256), 1 if down else 2
                 plan = choice.wide_plan(facts, "bfloat16", bf16, bf16, t.float32, block,
                                             peers=peers, store="rows", program=program)  # fmt: skip
             else:
@@ -297,3 +298,15 @@ def test_target_of_a_device():
     assert target_of(10, 3).name == "sm_89"
     with pytest.raises(RuntimeError, match="needs compute capability 7.5, this GPU has 7.0"):
         target_of(7, 0)
+
+
+@pytest.mark.parametrize("target, plan", program_plans())
+def test_a_whole_chunk_moves_in_vectors(target, plan):
+    """Where columns are adjacent and aligned, no element travels alone."""
+    text = text_of(target, plan)
+    assert re.search(r"ld\.shared\.v4\.[bfu]32", text)
+    tiles = [x for x in plan.program.operands if x.kind == "tile"]
+    if tiles:
+        assert re.search(r"ld\.global\.v[24]\.", text)
+    if any(x.kind == "tile" for x in plan.program.outputs):
+        assert re.search(r"st\.global\.v[24]\.", text)
