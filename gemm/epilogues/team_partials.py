@@ -21,33 +21,21 @@ def state_bytes(output: Output) -> int:
     return (2 if output.combine == "log_sum_exp" else 1) * CHAINS * output.dtype.size
 
 
-def row_chain(w: Writer, o: int, output: Output, across: int):
-    """Steps in which the values of a row's columns join their chains. Chains are one lane's, and
-    where they have two columns of the chunk, that lane takes the second from the lane that has it.
-    Every state is read before one is written: they are different, which only we know."""
-    lanes = w.shape.lanes
-    turn = CHAINS // lanes
+def row_chain(w: Writer, o: int, output: Output, across: int) -> None:
+    """The values of a row's columns join their chains. Chains are one lane's, and where they have
+    two columns of the chunk, that lane takes the second from the lane that has it."""
     _partial_words(w, o, output)
+    lanes, size = w.shape.lanes, output.dtype.size
+    turn = CHAINS // lanes
     sums = output.combine == "log_sum_exp"
     none = identity(output.combine, output.dtype)
     text = literal(none, w) if isinstance(none, float) else str(none)
     inside = "place"
     if output.block:
         inside = f"place - quotient(place, {output.block}) * {output.block}"
-    at = f"(v - quotient(v, {turn}) * {turn}) * {lanes * output.dtype.size}"
-    second = f"aligned(shift(chain{o}, {CHAINS * output.dtype.size}), {lanes * output.dtype.size})"
-
-    def place() -> None:
-        to = f"shift(s{o}, i * {state_bytes(output)} + {at})"
-        w.put(5, f"chain{o} = aligned({to}, {lanes * output.dtype.size})")
-
-    def read() -> None:
-        w.put(5, f"c{o}_0 = fill(k{o}, {text})")
-        w.put(5, f"c{o}_1 = fill(k{o}, 0.0)" if sums else f"c{o}_1 = c{o}_0")
-        w.put(5, f"if {inside} >= {CHAINS}:")
-        w.put(6, f"c{o}_0 = load_lanes(chain{o}, {lanes}, {lanes})")
-        if sums:
-            w.put(6, f"c{o}_1 = load_lanes({second}, {lanes}, {lanes})")
+    own = f"(v - quotient(v, {turn}) * {turn}) * {lanes * size}"
+    to = f"shift(s{o}, i * {state_bytes(output)} + {own})"
+    second = f"aligned(shift(chain{o}, {CHAINS * size}), {lanes * size})"
 
     def join(depth: int, value: str) -> None:
         if sums:
@@ -56,19 +44,23 @@ def row_chain(w: Writer, o: int, output: Output, across: int):
         else:
             w.put(depth, f"c{o}_0 = join{o}(c{o}_0, {value})")
 
-    def combine() -> None:
-        join(5, f"k{o}")
-        if across > CHAINS:
-            w.put(5, "if lanes() > 1:")
-            join(6, f"other{o}")
-
-    def write() -> None:
-        w.put(5, f"if v < {turn} or lanes() == 1:")
-        w.put(6, f"store_lanes(chain{o}, c{o}_0, {lanes})")
-        if sums:
-            w.put(6, f"store_lanes({second}, c{o}_1, {lanes})")
-
-    return place, read, combine, write
+    if across > CHAINS:
+        w.put(5, f"other{o} = lane_value(k{o}, lane() + {turn})")
+    w.put(5, f"chain{o} = aligned({to}, {lanes * size})")
+    w.put(5, f"c{o}_0 = fill(k{o}, {text})")
+    w.put(5, f"c{o}_1 = fill(k{o}, 0.0)" if sums else f"c{o}_1 = c{o}_0")
+    w.put(5, f"if {inside} >= {CHAINS}:")
+    w.put(6, f"c{o}_0 = load_lanes(chain{o}, {lanes}, {lanes})")
+    if sums:
+        w.put(6, f"c{o}_1 = load_lanes({second}, {lanes}, {lanes})")
+    join(5, f"k{o}")
+    if across > CHAINS:
+        w.put(5, "if lanes() > 1:")
+        join(6, f"other{o}")
+    w.put(5, f"if v < {turn} or lanes() == 1:")
+    w.put(6, f"store_lanes(chain{o}, c{o}_0, {lanes})")
+    if sums:
+        w.put(6, f"store_lanes({second}, c{o}_1, {lanes})")
 
 
 def _partial_words(w: Writer, o: int, output: Output) -> None:

@@ -141,24 +141,24 @@ class Vectors:
         for i in sorted(w.used):
             if program.operands[i].kind == "row":
                 self._renamed(w, 0, lambda i=i: self._values(5, i))
-        steps = [lambda i=i: self._values(5, i) for i in own]
-        steps += [self._accumulators, lambda: self.w.put_nodes(5), self._stores]
-        for o, output in partials:
-            steps.append(lambda o=o, x=output: self.w.put(5, f"k{o} = {partial_value(self.w, x)}"))
-        for o, output in partials:
-            if output.kind == "column":
-                steps.append(lambda o=o, x=output: leave_below(self.w, o, x, 5))
-                continue
-            if self.columns > CHAINS:
-                far = f"lane() + {CHAINS // lanes}"
-                steps.append(
-                    lambda o=o, far=far: self.w.put(5, f"other{o} = lane_value(k{o}, {far})")
-                )
-            steps += row_chain(self.w, o, output, self.columns)
         for u in range(rows):
-            for write in steps:
-                self._renamed(w, u, write)
+            self._renamed(w, u, lambda: self._row(own, partials))
         self._finish_rows(w, partials)
+
+    def _row(self, own: list[int], partials: list[tuple[int, Output]]) -> None:
+        """The program on a vector of one row, its stores, and its values of partials."""
+        w = self.w
+        for i in own:
+            self._values(5, i)
+        self._accumulators()
+        w.put_nodes(5)
+        self._stores()
+        for o, output in partials:
+            w.put(5, f"k{o} = {partial_value(w, output)}")
+            if output.kind == "column":
+                leave_below(w, o, output, 5)
+            else:
+                row_chain(w, o, output, self.columns)
 
     def _words(self, i: int) -> int:
         """32-bit words of a vector of the operand, which wait unwidened; 0: it is widened."""
