@@ -200,10 +200,11 @@ def collect(
     algorithm: str,
     out: np.ndarray | None,
     threads: int | None,
-    keep: bool = False,
+    held: bool = False,
+    key: Any = None,
 ) -> np.ndarray:
-    """Run a transposed convolution from ``source`` to (N, I * groups, *shape.input); keep: the
-    arranged filters stay with the array ``w``."""
+    """Run a transposed convolution from ``source`` to (N, I * groups, *shape.input); held: the
+    arranged filters stay with the array ``w``; key: as for `keep`."""
     forward.check_algorithm(name, algorithm, shape.pointwise)
     dtypes = operands.result_dtypes(name, x.dtype, w.dtype)
     count = taken.shape[1] * groups
@@ -225,9 +226,10 @@ def collect(
         return transposed.arranged(taken, shape, groups, dtypes[1])
 
     kept = (transposed.key(shape, groups), dtypes[1])
-    transposed.convolve(
+    packed = cached(w, w, kept, arranged) if held else arranged()
+    repeat = transposed.convolve(
         grouped(source, groups),
-        cached(w, w, kept, arranged) if keep else arranged(),
+        packed,
         shape,
         grouped(layouts.view(target, order.output), groups),
         algorithm=algorithm,
@@ -237,6 +239,9 @@ def collect(
     )
     if result is not target:
         result[...] = target
+    elif key is not None and repeat is not None and w.dtype == dtypes[1]:
+        again = transposed.arranger(repeat, w, order.filter, shape, groups)
+        keep(w, key, replace(repeat.without_operands(), order=order.output), result, again)
     return result
 
 

@@ -127,10 +127,11 @@ def convolve(
     # Pixels of the output are not one step apart: they are computed beside it.
     whole = np.empty(target.shape, target.dtype)
     again = np.moveaxis(whole, -1, 2).swapaxes(0, 1)
-    convolve(source, packed, axes, again, algorithm=algorithm, dtypes=dtypes,
-             write_back=write_back, threads=threads)  # fmt: skip
+    inner = convolve(source, packed, axes, again, algorithm=algorithm, dtypes=dtypes,
+                     write_back=write_back, threads=threads)  # fmt: skip
     target[...] = whole
-    return None
+    copied = packed is not given[1] or source is not given[0]
+    return None if inner is None or copied else Beside(inner, whole.shape, whole.dtype)
 
 
 def _target(out: np.ndarray) -> np.ndarray:
@@ -198,6 +199,33 @@ class Repeat:
                     return False
                 extra[slot] = bits(value, dtype)
         self.ready.run(x, self.operand if operand is None else operand, out, extra)
+        return True
+
+
+@dataclass(frozen=True)
+class Beside:
+    """A `Repeat` that computes (groups, N, *outputs, filters) beside the output, then copies it."""
+
+    inner: Any
+    shape: tuple[int, ...]
+    dtype: np.dtype
+
+    @property
+    def operand(self) -> Any:
+        """The filters, as `Repeat` has them."""
+        return self.inner.operand
+
+    def without_operand(self) -> Beside:
+        """The same for filters that each call brings."""
+        return replace(self, inner=self.inner.without_operand())
+
+    def __call__(self, x, out, operand=None, given=None) -> bool:
+        """As `Repeat`; out must be seen as (N, groups * filters, *outputs)."""
+        whole = np.empty(self.shape, self.dtype)
+        if not self.inner(x, whole, operand, given):
+            return False
+        groups, images, *outputs, filters_ = self.shape
+        _target(out.reshape(images, groups, filters_, *outputs))[...] = whole
         return True
 
 

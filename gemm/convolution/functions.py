@@ -127,7 +127,7 @@ def _conv(rank: int) -> Function:
         )
         if result is not target:
             result[...] = target
-        elif key is not None and repeat is not None and x is given and w is raw:
+        elif key is not None and type(repeat) is forward.Repeat and x is given and w is raw:
             if isinstance(w, PackedFilters):
                 calls.keep(w, key, repeat, result)
             elif w.dtype == dtypes[1]:
@@ -167,10 +167,12 @@ def _conv(rank: int) -> Function:
 
 def transpose(
     name, x, w, bias, stride, padding, output_padding, groups, dilation, output_size=None,
-    layout="NCHW", epilogue=None, algorithm="auto", out=None, threads=None, keep=False,
+    layout="NCHW", epilogue=None, algorithm="auto", out=None, threads=None, keep=False, key=None,
 ) -> np.ndarray:  # fmt: skip
     """A transposed convolution of the rank that ``name`` ends with ('..2d'); keep: the arranged
-    filters stay for as long as the array ``w`` does (`filters.cached`)."""
+    filters stay for as long as the array ``w`` does (`filters.cached`); key: by which the call is
+    remembered, None where it is not."""
+    given, raw = x, w
     x, source, w, taken, order = operand_pair(name, "x", x, w, layout, int(name[-2]))
     operands.check_groups(name, groups, taken.shape[0])
     operands.check_channels(name, "x", source.shape[1], taken.shape[0] // groups, groups)
@@ -180,7 +182,7 @@ def transpose(
     )  # fmt: skip
     return collect(
         name, x, source, w, taken, shape, bias, groups, order, epilogue, algorithm, out, threads,
-        keep,
+        keep, key if x is given and w is raw else None,
     )  # fmt: skip
 
 
@@ -204,9 +206,18 @@ def _conv_transpose(rank: int) -> Function:
         out: np.ndarray | None = None,
         threads: int | None = None,
     ) -> np.ndarray:
+        own = ("transposed", stride, output_padding, output_size)
+        key = calls.key(
+            x, w, bias, own, padding, dilation, groups, layout, None, None, epilogue, algorithm,
+            out, threads,
+        )  # fmt: skip
+        if key is not None:
+            result = calls.repeated(key, x, w, bias, epilogue, out)
+            if result is not None:
+                return result
         return transpose(
             name, x, w, bias, stride, padding, output_padding, groups, dilation, output_size,
-            layout, epilogue, algorithm, out, threads,
+            layout, epilogue, algorithm, out, threads, key=key,
         )  # fmt: skip
 
     return named(

@@ -123,27 +123,35 @@ def panels_of(
     """
     groups, k, count = matrix.shape
     width = tile.columns if form == "rows" else filter_rows(tile.rows, count)
-    wide = -(-count // width)
     if units is None:
-        data = aligned((groups, wide, k, width), np.dtype(tile.dtype.name))
-    else:
-        quads = -(-k // units[0].group) * units[0].group // 4
-        data = aligned((groups, wide, 1 + quads, width), np.dtype(np.int32))
-        data[...] = 0
+        data = in_panels(matrix, width, np.dtype(tile.dtype.name))
+        return Panels(level, tile, count, data, k, None, form)
+    wide = -(-count // width)
+    quads = -(-k // units[0].group) * units[0].group // 4
+    data = aligned((groups, wide, 1 + quads, width), np.dtype(np.int32))
+    data[...] = 0
     for p in range(wide):
         part = matrix[:, :, p * width : (p + 1) * width]
         some = part.shape[2]
-        if units is None:
-            data[:, p, :, :some] = part
-        else:
-            data[:, p, 0, :some] = part.sum(1, dtype=np.int32)
-            quads = data[:, p, 1:, :some].reshape(groups, -1, some, 1).view(np.int8)
-            whole = np.zeros((groups, quads.shape[1] * 4, some), np.int8)
-            whole[:, :k] = part
-            quads[...] = whole.reshape(groups, -1, 4, some).swapaxes(2, 3)
-            data[:, p, 1:, :some] = quads.view(np.int32)[..., 0]
+        data[:, p, 0, :some] = part.sum(1, dtype=np.int32)
+        quads = data[:, p, 1:, :some].reshape(groups, -1, some, 1).view(np.int8)
+        whole = np.zeros((groups, quads.shape[1] * 4, some), np.int8)
+        whole[:, :k] = part
+        quads[...] = whole.reshape(groups, -1, 4, some).swapaxes(2, 3)
+        data[:, p, 1:, :some] = quads.view(np.int32)[..., 0]
         data[:, p, :, some:] = data[:, p, :, some - 1 : some]
     return Panels(level, tile, count, data, k, units, form)
+
+
+def in_panels(matrix: np.ndarray, width: int, dtype: np.dtype) -> np.ndarray:
+    """(groups, panels, K, width) of (groups, K, filters), the last filter repeated."""
+    groups, k, count = matrix.shape
+    data = aligned((groups, -(-count // width), k, width), dtype)
+    for p in range(data.shape[1]):
+        part = matrix[:, :, p * width : (p + 1) * width]
+        data[:, p, :, : part.shape[2]] = part
+        data[:, p, :, part.shape[2] :] = part[..., -1:]
+    return data
 
 
 def panels_of_array(w: np.ndarray, groups: int, level: str, tile: TileShape, form: str) -> Panels:

@@ -10,6 +10,7 @@ transposed convolution, uneven padding and remainders need no operator of their 
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -53,6 +54,15 @@ def _filters(w: Tensor, groups: int) -> filters.PackedFilters:
     return filters.cached(w, values, groups, lambda: filters.of_array(values, groups, values.dtype))
 
 
+def _call(x: Tensor, y: Tensor, bias: Tensor | None, geometry: tuple[int, ...]) -> Any:
+    """What a call with the same filters depends on beside values."""
+    return (
+        x.shape, x.stride(), x.dtype, y.stride(), geometry,
+        None if bias is None else (bias.stride(), bias.dtype), get_num_threads(),
+        environment("GEMM_ISA"),
+    )  # fmt: skip
+
+
 @torch.library.custom_op("gemm::conv", mutates_args=(), device_types="cpu")
 def conv(
     x: Tensor,
@@ -69,10 +79,7 @@ def conv(
     """
     y = _conv_result(x, w, bias, stride, before, output, dilation, groups)
     packed = _filters(w, groups)
-    key = (
-        x.shape, x.stride(), x.dtype, y.stride(), (*stride, *before, *output, *dilation),
-        None if bias is None else bias.stride(), get_num_threads(), environment("GEMM_ISA"),
-    )  # fmt: skip
+    key = _call(x, y, bias, (*stride, *before, *output, *dilation))
     kept = packed.calls.get(key)
     if kept is not None:
         kept.repeat(array(x), array(y), None, {} if bias is None else {"bias": array(bias)})
@@ -87,7 +94,7 @@ def conv(
         dtypes=(array(x).dtype,) * 2,
         write_back=_write_back(bias, groups),
     )
-    if repeat is not None:
+    if type(repeat) is forward.Repeat:
         calls.keep(packed, key, repeat, array(y))
     return y
 
@@ -114,18 +121,26 @@ def conv_input(
     dtype = array(dy).dtype
     values = array(w)
     geometry = _geometry(input, w, stride, before, dy.shape[2:], dilation)
-    key = ("transposed", *transposed.key(geometry, groups))
-    transposed.convolve(
+    way = ("transposed", *transposed.key(geometry, groups))
+    packed = filters.cached(
+        w, values, way, lambda: transposed.arranged(values, geometry, groups, dtype)
+    )
+    key = _call(dy, x, bias, (*stride, *before, *input, *dilation))
+    kept = packed[0].calls.get(key) if packed else None
+    if kept is not None:
+        kept.repeat(array(dy), array(x), None, {} if bias is None else {"bias": array(bias)})
+        return x
+    repeat = transposed.convolve(
         _grouped(dy, groups),
-        filters.cached(
-            w, values, key, lambda: transposed.arranged(values, geometry, groups, dtype)
-        ),
+        packed,
         geometry,
         _grouped(x, groups),
         algorithm="auto",
         dtypes=(dtype, dtype),
         write_back=_write_back(bias, groups),
     )
+    if repeat is not None:
+        calls.keep(packed[0], key, repeat, array(x))
     return x
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import gemm.convolution as c
-from gemm import engine
+from gemm import engine, epilogue
 from gemm.backends.cpu import kernels
 from gemm.backends.cpu.machine import machine
 from gemm.convolution import filters, gather, geometry, im2col, product
@@ -267,10 +267,9 @@ def test_the_weight_gradient_is_one_chain_whatever_the_boxes(dtype, limit, monke
 )
 def test_bytes_are_requantised_in_the_write_back(case, x_dtype, layout):
     """Against float32 arithmetic of NumPy on exact sums, one factor a filter."""
-    import gemm
     from gemm.epilogues import as_type, nearest
 
-    @gemm.epilogue
+    @epilogue
     def requantised(acc, scale, zero):
         return as_type(min(max(nearest(acc * scale) + zero, 0.0), 255.0), "uint8")
 
@@ -356,6 +355,75 @@ def test_a_repeated_call_packs_the_filters_it_is_given(groups, layout):
         got = c.conv2d(a, b, bias, 1, 1, 1, groups, layout=layout)
         got = got if layout == "NCHW" else np.moveaxis(got, -1, 1)
         np.testing.assert_array_equal(got, wanted)
+
+
+@pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
+@pytest.mark.parametrize("groups", [1, 2, 8])
+@pytest.mark.parametrize(("kernel", "stride"), [(3, 1), (3, 2), (4, 2), (1, 2), (2, 2)])
+@pytest.mark.parametrize("dtype", ["f4", "f2", "i1"])
+def test_a_repeated_transposed_call_sees_new_values(layout, groups, kernel, stride, dtype):
+    rng = np.random.default_rng(0)
+    many = 2 if groups == 2 else 1
+    out, biases = None, [None, np.zeros(many * groups, "i4" if dtype == "i1" else dtype)]
+    for step in range(3):
+        x = rng.integers(-4, 5, (2, 8, 5, 6)).astype(dtype)
+        w = rng.integers(-4, 5, (8, many, kernel, kernel)).astype(dtype)
+        a, b = (x, w) if layout == "NCHW" else (np.moveaxis(v, 1, -1).copy() for v in (x, w))
+        for bias in biases:
+            wanted = c.conv_transpose2d(
+                x, w, bias, stride, groups=groups, algorithm="im2col"
+            )  # never remembered
+            got = c.conv_transpose2d(a, b, bias, stride, groups=groups, layout=layout, out=out)
+            assert got.dtype == wanted.dtype
+            shown = got if layout == "NCHW" else np.moveaxis(got, -1, 1)
+            np.testing.assert_array_equal(shown, wanted)
+        biases[1] += 1
+        out = np.empty_like(got) if step == 1 else None
+
+
+def test_a_repeated_transposed_call_is_told_apart():
+    from gemm.convolution import calls
+
+    rng = np.random.default_rng(0)
+    x, w = (rng.integers(-4, 5, (8, 8, n, n)).astype("f4") for n in (6, 3))
+    calls.recent.clear()
+    ways = [
+        {}, {"stride": 2}, {"stride": 2, "output_padding": 1}, {"stride": 2, "padding": 1},
+        {"stride": 2, "output_size": (14, 14)}, {"dilation": 2}, {"groups": 2}, {"threads": 1},
+    ]  # fmt: skip
+    for _ in range(2):
+        c.conv2d(x, w)
+        for way in ways:
+            wanted = c.conv_transpose2d(x, w, **way, algorithm="im2col")
+            np.testing.assert_array_equal(c.conv_transpose2d(x, w, **way), wanted)
+            turned = c.conv_transpose2d(x, np.asfortranarray(w), **way)
+            np.testing.assert_array_equal(turned, wanted)
+        assert len(calls.recent) == 1 + 2 * len(ways)
+    square = c.conv_transpose2d(x, w, padding=1, algorithm="im2col")
+    for wanted in (square, c.conv_transpose2d(square, w, padding=1, algorithm="im2col")):
+        c.conv_transpose2d(x, w, padding=1, out=x)
+        np.testing.assert_array_equal(x, wanted)
+    with pytest.raises(ValueError, match="out must have shape"):
+        c.conv_transpose2d(x, w, out=x[:1])
+
+
+def test_a_repeated_transposed_call_takes_an_epilogue():
+    @epilogue
+    def scaled(acc, factor, bias=0.0):
+        return acc * factor + bias
+
+    rng = np.random.default_rng(0)
+    for factor in (1.0, 2.0, 3.0):
+        x, w = (rng.integers(-4, 5, (1, 8, n, n)).astype("f4") for n in (6, 3))
+        w = np.broadcast_to(w, (8, 8, 3, 3)).copy()
+        bias = rng.integers(-4, 5, 8).astype("f4")
+        for stride in (1, 2):
+            plain = c.conv_transpose2d(x, w, None, stride, algorithm="im2col")
+            got = c.conv_transpose2d(x, w, bias, stride, epilogue=scaled(factor=factor))
+            np.testing.assert_array_equal(got, plain * factor + bias[:, None, None])
+            tile = got.copy()
+            got = c.conv_transpose2d(x, w, None, stride, epilogue=scaled(factor=1.0, bias=tile))
+            np.testing.assert_array_equal(got, plain + tile)
 
 
 def test_the_calls_that_are_remembered_are_bounded():

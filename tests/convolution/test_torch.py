@@ -141,6 +141,25 @@ def test_packed_weights_follow_every_change():
     assert not layer(x).any()
 
 
+@pytest.mark.parametrize("stride", [1, 2])
+@pytest.mark.parametrize("groups", [1, 2])
+def test_a_repeated_transposed_layer_follows_every_change(stride, groups):
+    layer = gemm.torch.ConvTranspose2d(4, 6, 3, stride, groups=groups)
+    theirs = torch.nn.ConvTranspose2d(4, 6, 3, stride, groups=groups)
+    for step in range(3):
+        for n, kind in ((6, torch.contiguous_format), (7, torch.channels_last)):
+            for _ in range(2):
+                x = torch.randn(2, 4, n, n).contiguous(memory_format=kind)
+                theirs.load_state_dict(layer.state_dict())
+                torch.testing.assert_close(layer(x), theirs(x), rtol=1e-5, atol=1e-5)
+        if step == 0:
+            layer.weight.data.mul_(2)  # moves no version counter
+            layer.bias.data += 1
+        else:
+            layer.weight.detach().numpy()[0, 0, 0, 0] += 1
+            layer.bias = torch.nn.Parameter(torch.randn(6))
+
+
 def test_packed_weights_die_with_their_layer():
     from gemm.convolution import filters
 
