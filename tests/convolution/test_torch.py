@@ -256,3 +256,21 @@ def test_layers_refuse_tensors_of_a_device():
     moved = type("Moved", (), {"device": torch.device("cuda", 0)})()
     with pytest.raises(TypeError, match="conv2d: a tensor on device cuda:0 is not supported"):
         gemm.torch.layers._check_device("conv2d", x, layer.weight, moved)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_filters_that_change_places_or_signs_are_seen(dtype):
+    """Words that are only moved, or only change their sign, are as new as any."""
+    size = 512 // torch.empty((), dtype=dtype).element_size()
+    layer = gemm.torch.Conv2d(size // 4, 4, (2, 2), dtype=dtype).requires_grad_(False)
+    x = torch.randn(2, size // 4, 5, 5, dtype=dtype)
+
+    def right():
+        want = torch.nn.functional.conv2d(x, layer.weight, layer.bias)
+        torch.testing.assert_close(layer(x), want)
+
+    right()
+    layer.weight.data[[0, 1]] = layer.weight.data[[1, 0]].clone()
+    right()
+    layer.weight.data.neg_()
+    right()
